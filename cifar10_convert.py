@@ -49,6 +49,10 @@ def convert(source, data_dir):
     if made != given and pathlib.Path(made).is_relative_to(given):
         raise errors.UserError(f'{data_dir} is inside {source}, where each folder is a class: '
                                 'choose another DATA_DIR')
+    if os.path.exists(os.path.join(data_dir, data_sets.FILE)):
+        raise errors.UserError(
+            f'{data_dir} already holds a data set: if you have added images, convert them into a '
+            'new DATA_DIR, and train a new run with classification.py --initial_checkpoint=OLD_RUN')
     skipped = collections.defaultdict(list)
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:

@@ -2,10 +2,11 @@
 
     python cifar10_export.py --checkpoint_dir=/tmp/cifar10_train --export_dir=/tmp/cifar10_model/1
 
-The model maps `images`, uint8 [batch, 32, 32, 3], to `logits` and `probabilities`, both float32
-[batch, classes], and `classes`, int64 [batch], the most probable ones. It includes the
-preprocessing of the evaluation. The names of the classes are in assets.extra/labels.txt, one per
-line. For TensorFlow Serving, the name of --export_dir must be a number, as here.
+The model maps `images`, uint8 [batch, 32, 32, 3], the channels red, green and blue, to `logits` and
+`probabilities`, both float32 [batch, classes], and `classes`, int64 [batch], the most probable
+ones. It includes the preprocessing of the evaluation. Images of another size are an error. The
+names of the classes are in assets.extra/labels.txt, one per line in UTF-8. For TensorFlow Serving,
+the name of --export_dir must be a number, as here.
 
 Other programs get the pixels of a photo, as cifar10_predict.py does, by
 
@@ -35,13 +36,18 @@ FLAGS = flags.FLAGS
 def export():
     """Exports a checkpoint to --export_dir, all or nothing.
 
-    Raises `errors.UserError` if --export_dir is missing or not empty, or if there is no checkpoint
-    or it does not fit its network.
+    Raises `errors.UserError` if --export_dir is missing or not empty, if there is no checkpoint or
+    it does not fit its network, or if the network accepts one batch size only.
     """
     if not FLAGS.export_dir:
         raise errors.UserError('--export_dir is missing: choose a new folder')
-    found = evaluate.find(FLAGS.checkpoint_dir, FLAGS.best, FLAGS.data_dir)
+    found = evaluate.find(FLAGS.checkpoint_dir, FLAGS.best, evaluate.given_data_dir())
     network = evaluate.Classifier(found.recipe, len(found.classes))
+    if network.batch_size is not None:
+        raise errors.UserError(
+            f'inference accepts batches of {network.batch_size} images only; a model must accept '
+            'any number: write -1 instead of the batch size in cifar10.py, as in '
+            'tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()])')
     # The operations from the pixels to the probabilities, with the variables as constants.
     with network.restored(found.checkpoint) as session:
         graph_def = tf.graph_util.convert_variables_to_constants(

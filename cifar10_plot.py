@@ -12,6 +12,7 @@
 
 --runs selects runs of the tutorial or of classification.py. Requires Matplotlib.
 """
+import dataclasses
 import itertools
 import os
 import textwrap
@@ -23,9 +24,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
+import cifar10_input
+
 flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, or paths of checkpoints, '
                   'separated by commas; only --picture=curves accepts several. Without the flag, '
                   '--picture=samples and --picture=distorted are those of the tutorial.')
+flags.DEFINE_boolean('best', False, 'Draw for the checkpoint in best/, the one with the lowest '
+                     'validation error, instead of the latest one.')
 flags.DEFINE_string('dataset', None, 'Images to draw: cifar10, cifar100, or a folder from '
                     'cifar10_convert.py. By default those of the run, or cifar10.')
 flags.DEFINE_string('output', None, 'PNG file to write; by default PICTURE.png.')
@@ -47,6 +52,7 @@ def distorted(figure):
     found = _run()
     pixels = _images('all', found).read()[1][:8]
     with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(1)  # TF_DETERMINISTIC_OPS requires one.
         made = session.run(found.recipe.distort(tf.constant(np.repeat(pixels, 9, axis=0))))
     darkest, brightest = np.percentile(made, [1, 99])
     made = np.clip((made - darkest) / max(brightest - darkest, 1e-9), 0, 1)
@@ -79,7 +85,7 @@ def predictions(figure):
     places = records.first_of_each_class(labels, 30)
     network = evaluate.Classifier(found.recipe, len(found.classes))
     with network.restored(found.checkpoint) as session:
-        probabilities = session.run(network.probabilities, {network.pixels: pixels[places]})
+        _, probabilities = network.classify(session, pixels[places])
     texts = []
     for label, row in zip(labels[places], probabilities):
         text, colour = f'{found.classes[row.argmax()]} {row.max():.0%}', 'black'
@@ -101,7 +107,7 @@ def confusion(figure):
     axes.set_xticks(range(len(counts)), found.classes, rotation=90)
     axes.set_yticks(range(len(counts)), found.classes)
     axes.set(title=f'{counts.sum()} test images, {os.path.basename(found.checkpoint.path)}',
-             xlabel='predicted class', ylabel='class')
+             xlabel='predicted class', ylabel='true class')
     if len(counts) <= 20:  # Otherwise, the numbers would not fit.
         for row, column in np.argwhere(counts):
             colour = 'white' if shares[row, column] > 0.3 else 'black'
@@ -128,13 +134,36 @@ def _run():
     """The network of --runs; training images can be drawn without one, as the tutorial's."""
     if FLAGS['runs'].using_default_value and FLAGS.picture in ('samples', 'distorted'):
         return evaluate.Trained(checkpoints.Found('', {}), recipes.TABLE['tutorial'], (), {})
-    return evaluate.find(FLAGS.runs[0], data_dir=FLAGS.data_dir)
+    return evaluate.find(FLAGS.runs[0], FLAGS.best, evaluate.given_data_dir())
 
 
 def _images(subset, found):
     """The `records.Images` of --dataset or of a run."""
     data_set = data_sets.find(FLAGS.dataset or found.dataset)
+    if not FLAGS.dataset and not found.settings:  # A run of the tutorial.
+        data_set = _tutorial_set(data_set, found)
     return records.Images(*records.fetch(data_set, FLAGS.data_dir), subset)
+
+
+def _tutorial_set(row, found):
+    """The `data_sets.DataSet` that cifar10_input.py reads: `row`, CIFAR-10's, unless it is edited.
+
+    It is in --data_dir, or, if the user has not given it, where the run `found` has read it.
+    """
+    folder = os.path.join(FLAGS.data_dir, row.folder)
+    if evaluate.given_data_dir() is None:
+        folder = next(filter(os.path.isdir, evaluate.record_folders(found.checkpoint)), folder)
+    if not os.path.isdir(folder):
+        return row  # To be downloaded.
+    training, test = (cifar10_input.record_files(eval_data, folder) for eval_data in (False, True))
+    classes = row.classes
+    if len(classes) != cifar10_input.NUM_CLASSES:
+        classes = tuple(map(str, range(cifar10_input.NUM_CLASSES)))
+    return dataclasses.replace(
+        row, folder=os.path.abspath(folder), classes=classes,
+        train_files={os.path.basename(path): 0 for path in training},
+        test_files={os.path.basename(path): 0 for path in test},
+        record_bytes=cifar10_input._RECORD_BYTES)
 
 
 def _draw_images(figure, title, images, texts=(), columns=10):

@@ -1,11 +1,12 @@
 """Classifies images with a trained network.
 
     python cifar10_predict.py cat.jpg dog.png holidays/
-    python cifar10_predict.py 'holidays/*.jpg' --checkpoint_dir=/tmp/my_run --best --json
+    python cifar10_predict.py 'holidays/**/*.jpg' --checkpoint_dir=/tmp/my_run --best --json
 
-IMAGE is a file of one of the formats of docs/usage.md, a folder of them or a pattern. Transparent
-pixels become white, the short side becomes 32 pixels, the centre is kept, and the preprocessing of
-the evaluation follows. Unreadable images are reported and skipped; the exit code is then 1.
+IMAGE is a file of one of the formats of docs/usage.md, a folder of them or a pattern, in which **
+stands for folders of all levels. Transparent pixels become white, the short side becomes 32 pixels,
+the centre is kept, and the preprocessing of the evaluation follows. Unreadable images are reported
+and skipped; the exit code is then 1.
 
 The network is that of the latest checkpoint in --checkpoint_dir, a run of the tutorial or of
 classification.py, or of the best one with --best. If the flag is not given and there is no run in
@@ -41,11 +42,18 @@ def predict(words):
     else 0. Raises `errors.UserError` if a folder or a pattern has no images, or if there is no
     checkpoint or it does not fit its network.
     """
-    paths = [path for word in words for path in _paths(word)]
+    paths, exit_code = [], 0
+    for path in [path for word in words for path in _paths(word)]:
+        if os.path.exists(path):
+            paths.append(path)
+        else:
+            errors.note(f'{path} cannot be read (No such file or directory)')
+            exit_code = 1
+    if not paths:
+        return exit_code
     width = max(len(text) for text in ['image', *paths])
     found = _trained()
     network = evaluate.Classifier(found.recipe, len(found.classes))
-    exit_code = 0
     if not FLAGS.json:
         print(f'{"image":{width}}  probability  class', flush=True)
     with network.restored(found.checkpoint) as session:
@@ -54,7 +62,7 @@ def predict(words):
             if len(readable) < len(paths[start:start + FLAGS.batch_size]):
                 exit_code = 1
             if readable:
-                probabilities = session.run(network.probabilities, {network.pixels: pixels})
+                _, probabilities = network.classify(session, pixels)
                 for path, row in zip(readable, probabilities):
                     _show(path, row, found.classes, width)
     return exit_code
@@ -65,7 +73,7 @@ def _paths(word):
     if os.path.isdir(word):
         found = images.find(word)
     elif glob.has_magic(word) and not os.path.exists(word):
-        found = sorted(path for path in glob.glob(word) if os.path.isfile(path))
+        found = sorted(path for path in glob.glob(word, recursive=True) if os.path.isfile(path))
     else:
         found = [word]
     if not found:
@@ -80,7 +88,7 @@ def _trained():
     if not is_chosen and not checkpoints.candidates(folder) and os.path.isdir(_WEIGHTS):
         errors.note(f'no run in {folder}: using the weights in {_WEIGHTS}')
         folder = _WEIGHTS
-    return evaluate.find(folder, FLAGS.best, FLAGS.data_dir)
+    return evaluate.find(folder, FLAGS.best, evaluate.given_data_dir())
 
 
 def _read(paths):

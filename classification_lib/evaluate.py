@@ -12,6 +12,7 @@ from classification_lib import data_sets, recipes, run
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tqdm
+from google.protobuf import message
 
 import cifar10
 
@@ -36,8 +37,9 @@ def find(checkpoint_dir, best=False, data_dir=None):
     Args:
         checkpoint_dir: folder of the run, whose newest checkpoint is used, or a checkpoint.
         best: whether to use the checkpoint with the lowest validation error instead.
-        data_dir: folder of the data sets. A run of the tutorial does not record its classes, so
-            their names come from there, or are those of CIFAR-10.
+        data_dir: folder of the data sets, if the user has given it. A run of the tutorial does not
+            record its classes: their names come from there, or else from the folder of the record
+            files that it was trained on, or they are those of CIFAR-10.
 
     Raises `errors.UserError`.
     """
@@ -54,22 +56,57 @@ def find(checkpoint_dir, best=False, data_dir=None):
     content = run.read(os.path.dirname(found.path))
     if content is None:
         return Trained(
-            found, recipes.TABLE['tutorial'], _tutorial_classes(found.values, data_dir), {})
+            found, recipes.TABLE['tutorial'], _tutorial_classes(found, data_dir), {})
     if content['net'] not in recipes.TABLE:
         raise errors.UserError(f'{found.path} is of --net={content["net"]}; expected one of '
                                 f'{", ".join(recipes.TABLE)}: use the version that trained it')
     return Trained(found, recipes.TABLE[content['net']], tuple(content['classes']), content)
 
 
-def _tutorial_classes(values, data_dir):
-    """Names of the classes of a checkpoint of the tutorial, as many as its last layer has."""
-    names = data_sets.CIFAR10.classes
+def _tutorial_classes(found, data_dir):
+    """Names of the classes of a checkpoint of the tutorial, as many as its last layer has.
+
+    If they may be wrong, a line says whose names they are.
+    """
+    folders = record_folders(found)
     if data_dir:
-        folder = os.path.join(data_dir, data_sets.CIFAR10.folder)
-        names = data_sets.class_names(folder) or names
+        folders.insert(0, os.path.join(data_dir, data_sets.CIFAR10.folder))
+    names = next(filter(None, map(data_sets.class_names, folders)), ())
     last = 'softmax_linear/biases'
-    count = len(values.get(last, values.get(last + checkpoints.AVERAGE, names)))
+    biases = found.values.get(last, found.values.get(last + checkpoints.AVERAGE))
+    count = len(names or data_sets.CIFAR10.classes) if biases is None else len(biases)
+    if not names and count == len(data_sets.CIFAR10.classes):
+        names = data_sets.CIFAR10.classes
+        if not any(map(os.path.isdir, folders)):
+            where = ' in ' + ' or '.join(folders) if folders else ''
+            errors.note(f'the images of the run were not found{where}, so the names of the classes '
+                        'are those of CIFAR-10: if it had other images, add their --data_dir')
     return (*names, *map(str, range(len(names), count)))[:count]
+
+
+def given_data_dir():
+    """The value of --data_dir; None if the user has not given it."""
+    if cifar10.FLAGS['data_dir'].using_default_value:
+        return None
+    return cifar10.FLAGS.data_dir
+
+
+def record_folders(checkpoint):
+    """The folders of the record files on which a run of the tutorial was trained.
+
+    The graph beside the checkpoint holds the names of the files, relative to the folder in which
+    the training was started.
+    """
+    graph = tf.MetaGraphDef()
+    try:
+        with open(f'{checkpoint.path}.meta', 'rb') as stream:
+            graph.ParseFromString(stream.read())
+    except (OSError, message.DecodeError):  # A checkpoint needs no graph to be used.
+        return []
+    constants = [node.attr['value'].tensor.string_val for node in graph.graph_def.node
+                 if node.op == 'Const']
+    names = [os.fsdecode(name) for values in constants for name in values]
+    return sorted({os.path.dirname(name) for name in names if name.endswith('.bin')})
 
 
 def names_of_result(variables, stored, averages):
@@ -129,11 +166,23 @@ def starting_weights(trained, variables, classes):
     return found
 
 
+def _checked_size(pixels):
+    """Returns the images, uint8 [batch, 32, 32, 3]; fails in the session if they have another size.
+
+    TensorFlow, Keras and LiteRT do not compare the input of an exported model with its signature,
+    and would classify the centre of a larger image. A concatenation requires images of equal size,
+    and no converter removes it.
+    """
+    image = tf.zeros([1, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH], tf.uint8)
+    return tf.concat([pixels, image], axis=0, name='expected_images_of_32_x_32')[:-1]
+
+
 class Classifier:
     """A network that classifies, in a graph of its own.
 
     Attributes:
         graph: the `tf.Graph`.
+        batch_size: the only batch size that the network accepts; None if it accepts any.
         pixels: placeholder of the images, uint8 [batch, 32, 32, 3].
         images: the preprocessed images, float32 [batch, height, width, 3].
         logits, probabilities: float32 [batch, classes].
@@ -142,12 +191,26 @@ class Classifier:
     def __init__(self, recipe, num_classes):
         """Builds the graph. Layers compute in the type of the flags."""
         self._recipe = recipe
+        is_built = False
+        # Code for the tutorial may contain `[FLAGS.batch_size, -1]` or `images.shape[0]`, which
+        # require a known batch size. Other errors occur again.
+        with contextlib.suppress(TypeError, ValueError):
+            self._build(num_classes, None)
+            is_built = True
+        if not is_built:
+            self._build(num_classes, cifar10.FLAGS.batch_size)
+        self.batch_size = tf.compat.dimension_value(self.logits.shape[0])
+
+    def _build(self, num_classes, batch_size):
+        """Builds the graph for batches of this size; None: of any size."""
+        recipe = self._recipe
         with tf.Graph().as_default() as self.graph:
             tf.set_random_seed(1)  # For TF_DETERMINISTIC_OPS. Initial values are replaced.
             self.pixels = tf.placeholder(
-                tf.uint8, [None, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH], name='images')
+                tf.uint8, [batch_size, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH],
+                name='images')
             with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
-                self.images = recipe.prepare(self.pixels)
+                self.images = recipe.prepare(_checked_size(self.pixels))
             self.logits = recipe.inference(
                 self.images, num_classes, training=False, dtype=cifar10.compute_type())
             self.probabilities = tf.nn.softmax(self.logits, name='probabilities')
@@ -167,6 +230,22 @@ class Classifier:
             sess.run(self._init, {variable.initial_value: checkpoint.values[name]
                                   for name, variable in names.items()})
             yield sess
+
+    def classify(self, session, pixels):
+        """Classifies images, uint8 [count, 32, 32, 3], in a session of `restored`.
+
+        If the network accepts only one batch size, black images fill the last batch.
+
+        Returns logits and probabilities, float32 [count, classes].
+        """
+        count, size = len(pixels), self.batch_size or len(pixels)
+        batches = -(-count // size)
+        padded = np.zeros([batches * size, *np.shape(pixels)[1:]], np.uint8)
+        padded[:count] = pixels
+        found = [session.run([self.logits, self.probabilities], {self.pixels: batch})
+                 for batch in np.split(padded, batches)]
+        logits, probabilities = (np.concatenate(parts)[:count] for parts in zip(*found))
+        return logits, probabilities
 
 
 def confusion(trained, images, batch_size):
@@ -192,7 +271,7 @@ def confusion(trained, images, batch_size):
         with contextlib.suppress(tf.errors.OutOfRangeError):
             while True:
                 batch, batch_labels = session.run([pixels, labels])
-                logits = session.run(classifier.logits, {classifier.pixels: batch})
+                logits, _ = classifier.classify(session, batch)
                 np.add.at(counts, (batch_labels, logits.argmax(axis=1)), 1)
                 bar.update(len(batch))
     return counts

@@ -1,6 +1,7 @@
 """Reads image files as images of 32 x 32, the size of the data sets."""
 import contextlib
 import os
+import re
 import warnings
 
 from cifar10_lib import errors
@@ -12,14 +13,26 @@ from PIL import Image, ImageOps
 # For EPS, Pillow starts Ghostscript. Of the others, it reads only the header, or only on Windows.
 _UNREADABLE = {'EPS', 'BUFR', 'GRIB', 'HDF5', 'MPEG', 'WMF'}
 
+# HEIC, for which Pillow needs a plug-in: endings, and brands at byte 8 of a file, as registered at
+# https://mp4ra.org/registered-types/brands
+_HEIC = ('.heic', '.heif')
+_HEIC_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
+_BITS_PER_SAMPLE = 258  # A tag of TIFF.
+
 
 def find(folder: str) -> list[str]:
     """Returns the sorted paths of the files directly in a folder that are named like images and
-    are not hidden."""
+    are not hidden.
+
+    HEIC files are among them, unless there is a converted copy: `1.HEIC.png` beside `1.HEIC`.
+    """
     endings = tuple(ending for ending, format_ in Image.registered_extensions().items()
                     if format_ in Image.OPEN and format_ not in _UNREADABLE)
-    return sorted(entry.path for entry in os.scandir(folder) if os.path.isfile(entry)
-                  and entry.name.lower().endswith(endings) and not entry.name.startswith('.'))
+    names = {entry.name for entry in os.scandir(folder)
+             if os.path.isfile(entry.path) and not entry.name.startswith('.')}
+    return sorted(os.path.join(folder, name) for name in names
+                  if name.lower().endswith(endings)
+                  or (name.lower().endswith(_HEIC) and f'{name}.png' not in names))
 
 
 def read(path: str) -> np.ndarray:
@@ -30,8 +43,8 @@ def read(path: str) -> np.ndarray:
     frame of an animation, and the first of several pages. Lays transparent images on white.
 
     Returns uint8 [32, 32, 3]. Raises `errors.UserError`, which names the file, if it cannot
-    be read, is damaged, is grey with more than 8 bits, or has more pixels than Pillow accepts, 179
-    million.
+    be read, is damaged, has more than 8 bits per channel, or has more pixels than Pillow accepts,
+    179 million.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -47,12 +60,35 @@ def read(path: str) -> np.ndarray:
         reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
         if isinstance(error, Image.UnidentifiedImageError):
             reason = 'damaged, or in a format that Pillow does not read'
+            if _is_heic(path):
+                reason = 'HEIC, the format of iPhones: convert it, as in docs/usage.md'
         raise errors.UserError(f'{path} cannot be read ({reason:.120})') from error
+
+
+def _is_heic(path):
+    with open(path, 'rb') as stream:
+        start = stream.read(12)
+    return start[4:8] == b'ftyp' and start[8:] in _HEIC_BRANDS
+
+
+def _has_more_than_8_bits(image):
+    """Whether an opened image has channels of more than 8 bits in its file.
+
+    Of colours with 16 bits, Pillow keeps the upper 8: the 12 bits of a camera become almost black.
+    """
+    if image.mode.startswith(('I', 'F')):
+        return True
+    if image.format == 'TIFF':
+        return max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,))) > 8
+    if image.format == 'PPM':
+        return any(isinstance(tile.args, tuple) and tile.args[1] > 255 for tile in image.tile)
+    # PNG and SGI name the type of the values in the file, such as 'RGB;16B'.
+    return any(re.search(';16[BLN]|SGI16', f'{tile.codec_name} {tile.args}') for tile in image.tile)
 
 
 def _decoded(image):
     """Decodes an opened image to RGB, upright and on white; raises many types if it is damaged."""
-    if image.mode.startswith(('I', 'F')):  # Black and white are not known. Colours have a range.
+    if _has_more_than_8_bits(image):  # Which values are black and white is not known.
         raise ValueError('more than 8 bits, or fractions: scale them to 0 to 255, as in '
                          'docs/usage.md')
     image.load()

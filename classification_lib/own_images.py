@@ -23,11 +23,9 @@ _TEST_ONE_IN = 6  # As in CIFAR-10, if there are no test folders.
 _TRAINING = ('train', 'training')
 _TESTING = ('test', 'val', 'valid', 'validation')  # The first one that holds folders is used.
 _FORM = 'CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE'
-# Folders that Synology and QNAP, Linux, macOS and Windows add.
-_ADDED = {'@eadir', '#recycle', '@recycle', 'lost+found', '__macosx', '$recycle.bin',
-          'system volume information'}
 
 Paths = dict[str, list[str]]  # {class: paths of its images}
+Images = dict[str, list[np.ndarray]]  # {class: its images, uint8 [32, 32, 3]}
 Skipped = dict[str, list[str]]  # {reason: paths of what is not used}, a `defaultdict(list)`.
 
 
@@ -49,28 +47,31 @@ class OwnImages(NamedTuple):
 def read_folder(folder: str, skipped: Skipped) -> OwnImages:
     """Reads the images in the folders of the classes, and adds to `skipped` what is not used.
 
-    Raises `errors.UserError` if these are not 2 to 256 classes, or one is only in the test folder.
+    A folder without a readable image is not a class. Raises `errors.UserError` if there are not 2
+    to 256 classes, or one is only in the test folder.
     """
     if not os.path.isdir(folder):
         raise errors.UserError(f'{folder} is not a folder; expected one with {_FORM}')
     train_folder, test_folder = _part(folder, _TRAINING), _part(folder, _TESTING)
     if train_folder is None or test_folder is None:
-        names = [entry.name for entry in _sorted(folder) if entry.is_dir() and not _is_added(entry)]
+        names = [entry.name for entry in _sorted(folder) if _is_shown_folder(entry)]
         if names and {name.lower() for name in names}.issubset(_TRAINING + _TESTING):
             raise errors.UserError(f'{folder} has {", ".join(names)}; expected {_FORM}')
-        by_class = _find(folder, skipped)
+        paths = _find(folder, skipped)
+        _names(paths, folder)  # Before the images are read, which may take minutes.
+        by_class = _read(paths, skipped)
         classes = _names(by_class, folder)
-        return OwnImages(classes, *_split_by_hash(_decoded(by_class, classes, skipped)))
+        return OwnImages(classes, *_split_by_hash(_labelled(by_class, classes)))
     for entry in _sorted(folder):
         if entry.path not in (train_folder, test_folder):
             skipped['beside the training and the test folder'].append(entry.path)
-    train, test = _find(train_folder, skipped), _find(test_folder, skipped)
-    unknown = sorted(set(test).difference(train))
-    if unknown:
-        raise errors.UserError(f'{test_folder} has {", ".join(unknown)}, missing from '
-                                f'{train_folder}: add them there, or remove them')
+    train_paths, test_paths = _find(train_folder, skipped), _find(test_folder, skipped)
+    _check_parts(train_paths, test_paths, train_folder, test_folder)
+    _names(train_paths, train_folder)
+    train, test = _read(train_paths, skipped), _read(test_paths, skipped)
+    _check_parts(train, test, train_folder, test_folder)
     classes = _names(train, train_folder)
-    return OwnImages(classes, _decoded(train, classes, skipped), _decoded(test, classes, skipped))
+    return OwnImages(classes, _labelled(train, classes), _labelled(test, classes))
 
 
 def _part(folder: str, names: tuple[str, ...]) -> str | None:
@@ -78,20 +79,29 @@ def _part(folder: str, names: tuple[str, ...]) -> str | None:
     entries = _sorted(folder)
     for name in names:
         for entry in entries:
-            if entry.name.lower() == name and entry.is_dir() and any(
-                    inner.is_dir() and not _is_added(inner) for inner in _sorted(entry.path)):
+            if entry.name.lower() == name and os.path.isdir(entry.path) and any(
+                    map(_is_shown_folder, _sorted(entry.path))):
                 return entry.path
     return None
+
+
+def _check_parts(train: Paths | Images, test: Paths | Images, train_folder: str,
+                 test_folder: str) -> None:
+    """Raises `errors.UserError` if a class is only in the test folder."""
+    unknown = sorted(set(test).difference(train))
+    if unknown:
+        raise errors.UserError(f'{test_folder} has {", ".join(unknown)}, missing from '
+                                f'{train_folder}: add them there, or remove them')
 
 
 def _find(folder: str, skipped: Skipped) -> Paths:
     """Returns the images of each folder in a folder; adds to `skipped` what is not used."""
     by_class: Paths = {}
     for entry in _sorted(folder):
-        if _is_added(entry):
-            skipped['hidden, or added by the system'].append(entry.path)
+        if entry.name.startswith('.'):
+            skipped['hidden'].append(entry.path)
             continue
-        if not entry.is_dir():
+        if not os.path.isdir(entry.path):
             skipped['not in the folder of a class'].append(entry.path)
             continue
         paths = images.find(entry.path)
@@ -101,7 +111,7 @@ def _find(folder: str, skipped: Skipped) -> Paths:
             # macOS stores é as two characters, other systems as one.
             by_class.setdefault(unicodedata.normalize('NFC', entry.name), []).extend(paths)
         else:
-            skipped['a folder without images'].append(entry.path)
+            skipped['a folder without a readable image'].append(entry.path)
     return by_class
 
 
@@ -109,11 +119,12 @@ def _sorted(folder: str) -> list[os.DirEntry]:
     return sorted(os.scandir(folder), key=lambda entry: entry.name)
 
 
-def _is_added(entry: os.DirEntry) -> bool:
-    return entry.name.startswith('.') or entry.name.lower() in _ADDED
+def _is_shown_folder(entry: os.DirEntry) -> bool:
+    # `entry.is_dir()` raises an exception for a link to itself.
+    return os.path.isdir(entry.path) and not entry.name.startswith('.')
 
 
-def _names(by_class: Paths, folder: str) -> list[str]:
+def _names(by_class: Paths | Images, folder: str) -> list[str]:
     """Returns the sorted names of the classes; raises `errors.UserError` if they are not valid."""
     if not 2 <= len(by_class) <= data_sets.MAX_CLASSES:
         raise errors.UserError(
@@ -124,19 +135,30 @@ def _names(by_class: Paths, folder: str) -> list[str]:
     return classes
 
 
-def _decoded(by_class: Paths, classes: list[str], skipped: Skipped) -> Split:
-    """Reads the images of each class, showing progress on a terminal."""
-    pixels, labels = [], []
-    paths = [(label, path) for label, name in enumerate(classes)
-             for path in by_class.get(name, [])]
-    for label, path in tqdm.tqdm(paths, unit=' images', leave=False, disable=None):
+def _read(paths: Paths, skipped: Skipped) -> Images:
+    """Reads the images of each class, showing progress on a terminal; leaves out a class without
+    a readable one."""
+    by_class: Images = {}
+    named = [(name, path) for name in sorted(paths) for path in paths[name]]
+    for name, path in tqdm.tqdm(named, unit=' images', leave=False, disable=None):
         try:
-            pixels.append(images.read(path))
-            labels.append(label)
+            image = images.read(path)
         except errors.UserError as error:
             skipped['not readable'].append(str(error))
+            continue
+        by_class.setdefault(name, []).append(image)
+    skipped['a folder without a readable image'] += sorted(
+        {os.path.dirname(path) for name, path in named if name not in by_class})
+    return by_class
+
+
+def _labelled(by_class: Images, classes: list[str]) -> Split:
+    """The images of all classes, and their labels."""
+    found = [(label, image) for label, name in enumerate(classes)
+             for image in by_class.get(name, [])]
     shape = [-1, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH]
-    return Split(np.array(pixels, np.uint8).reshape(shape), np.array(labels, int))
+    return Split(np.array([image for _, image in found], np.uint8).reshape(shape),
+                 np.array([label for label, _ in found], int))
 
 
 def _split_by_hash(all_images: Split) -> tuple[Split, Split]:

@@ -107,10 +107,9 @@ def test_find(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('count, suffix, expected', [
-    (3, '', ('airplane', 'automobile', 'bird')), (10, AVERAGE, data_sets.CIFAR10.classes),
-    (12, '', (*data_sets.CIFAR10.classes, '10', '11'))])
+    (3, '', ('0', '1', '2')), (10, AVERAGE, data_sets.CIFAR10.classes)])
 def test_a_run_without_run_json_is_the_tutorials(tmp_path, count, suffix, expected):
-    """The names of its classes are those of CIFAR-10."""
+    """The names of its classes are those of CIFAR-10 if there are as many, otherwise numbers."""
     with tf.Session() as session:
         tf.get_variable('softmax_linear/biases' + suffix, [count])
         session.run(tf.global_variables_initializer())

@@ -9,6 +9,7 @@ from classification_lib import data_sets, images
 
 import numpy as np
 import pytest
+import raw_images
 import record_files
 import spawn
 from PIL import Image
@@ -112,15 +113,28 @@ def test_the_program_that_scales_images_to_eight_bits(tmp_path, kind, values):
     (tmp_path / 'my_images' / 'cat').mkdir(parents=True)
     deep = np.repeat(np.array(values, kind), 8)[np.newaxis].repeat(32, axis=0)
     Image.fromarray(deep).save(tmp_path / 'my_images' / 'cat' / '1.tif')
-    program, = programs('### Grey images with more than 8 bits', '### Data that you already have')
+    program, _ = programs('### Images with more than 8 bits', '### Data that you already have')
     subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
                    timeout=spawn.PATIENCE)
     found = images.read(tmp_path / 'my_images' / 'cat' / '1.tif.png')
     assert found[0, ::8, 0].tolist() == [0, 51, 255, 255]
 
 
+def test_the_program_that_scales_colours_to_eight_bits(tmp_path):
+    (tmp_path / 'my_images' / 'cat').mkdir(parents=True)
+    deep = np.tile(np.repeat(np.array([0, 819, 4095, 65535], '>u2'), 8)[:, np.newaxis], [32, 1, 3])
+    deep[..., 1] //= 5
+    (tmp_path / 'my_images' / 'cat' / '1.png').write_bytes(raw_images.png(2, deep))
+    _, program = programs('### Images with more than 8 bits', '### Data that you already have')
+    subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
+                   timeout=spawn.PATIENCE)
+    found = images.read(tmp_path / 'my_images' / 'cat' / '1.png.bmp')
+    assert found[0, ::8, 0].tolist() == found[9, ::8, 2].tolist() == [0, 51, 255, 255]
+    assert found[0, ::8, 1].tolist() == [0, 10, 51, 255]
+
+
 def test_the_program_that_reads_heic(tmp_path):
-    """Only the HEIC files get a PNG beside them, upright."""
+    """Only the HEIC files get a PNG beside them, upright. A damaged one is skipped."""
     heif = pytest.importorskip('pillow_heif')
     heif.register_heif_opener()
     (tmp_path / 'my_images' / 'cat').mkdir(parents=True)
@@ -128,11 +142,14 @@ def test_the_program_that_reads_heic(tmp_path):
     half[:32] = 255
     Image.fromarray(half).save(tmp_path / 'my_images' / 'cat' / '1.HEIC', format='HEIF')
     Image.fromarray(half).save(tmp_path / 'my_images' / 'cat' / '2.png')
-    program, = programs('### HEIC, the format of iPhones', '### Grey images with more than 8 bits')
-    subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
-                   timeout=spawn.PATIENCE)
+    whole = (tmp_path / 'my_images' / 'cat' / '1.HEIC').read_bytes()
+    (tmp_path / 'my_images' / 'cat' / '0.heic').write_bytes(whole[:len(whole) // 2])
+    program, = programs('### HEIC, the format of iPhones', '### Images with more than 8 bits')
+    done = subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
+                          timeout=spawn.PATIENCE, capture_output=True, text=True)
+    assert done.stdout.startswith('Skipped my_images/cat/0.heic: ') and done.stderr == ''
     made = sorted(path.name for path in (tmp_path / 'my_images' / 'cat').iterdir())
-    assert made == ['1.HEIC', '1.HEIC.png', '2.png']
+    assert made == ['0.heic', '1.HEIC', '1.HEIC.png', '2.png']
     with Image.open(tmp_path / 'my_images' / 'cat' / '1.HEIC.png') as image:
         assert image.size == (32, 64)
         assert np.asarray(image)[[8, 56], 16, 0] == pytest.approx([255, 0], abs=8)

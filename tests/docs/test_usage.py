@@ -53,10 +53,21 @@ def blocks(heading):
 
 def run(folder, program):
     """Runs a program in a process of its own, and returns what it prints."""
-    done = subprocess.run([sys.executable, '-c', program], cwd=folder, capture_output=True,
-                          text=True, check=False, timeout=spawn.PATIENCE)
+    done = run_or_fail(folder, program)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+def run_or_fail(folder, program):
+    return subprocess.run([sys.executable, '-c', program], cwd=folder, capture_output=True,
+                          text=True, check=False, timeout=spawn.PATIENCE)
+
+
+def assert_another_size_is_refused(folder, program, words):
+    """An image of 64 x 64 would be classified by its centre."""
+    np.save(folder / 'large.npy', np.zeros([1, 64, 64, 3], np.uint8))
+    done = run_or_fail(folder, program.replace('images.npy', 'large.npy'))
+    assert done.returncode == 1 and words in done.stderr, done.stderr[-2000:]
 
 
 def require(*packages):
@@ -80,7 +91,12 @@ def assert_probabilities(folder, printed, tolerance):
 
 
 @pytest.mark.slow
-def test_a_saved_model_classifies_a_photo_like_this_project(folder):
+def test_a_saved_model_classifies_a_photo_like_this_project(folder, monkeypatch):
+    """The names are in UTF-8, also where that is not the encoding of other files."""
+    with open(folder / 'model' / 'assets.extra' / 'labels.txt', 'a', encoding='utf-8') as stream:
+        stream.write('grüner Hund\n')
+    for variable, value in (('LC_ALL', 'C'), ('PYTHONUTF8', '0'), ('PYTHONCOERCECLOCALE', '0')):
+        monkeypatch.setenv(variable, value)
     name, _, probability = predictions(folder)[0]
     printed = run(folder, blocks('From a photo to a class')[1]).split()
     assert printed[0] == name
@@ -91,6 +107,7 @@ def test_a_saved_model_classifies_a_photo_like_this_project(folder):
 def test_keras(folder):
     program, = blocks('In Keras')
     assert_probabilities(folder, run(folder, program), 1e-5)
+    assert_another_size_is_refused(folder, program, 'expected_images_of_32_x_32')
 
 
 @pytest.mark.slow
@@ -102,6 +119,7 @@ def test_litert(folder, name, tolerance):
     if not (folder / 'float32.tflite').exists():
         run(folder, convert)
     assert_probabilities(folder, run(folder, use.replace('float16', name)), tolerance)
+    assert_another_size_is_refused(folder, use.replace('float16', name), '(CONCATENATION) failed')
 
 
 @pytest.mark.slow
@@ -112,6 +130,7 @@ def test_onnx(folder):
     done = spawn.run(words, cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     assert_probabilities(folder, run(folder, use), 1e-5)
+    assert_another_size_is_refused(folder, use, 'Got invalid dimensions for input: images')
 
 
 @pytest.mark.slow

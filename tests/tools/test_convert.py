@@ -40,7 +40,7 @@ def test_the_script_prints_what_it_made_and_what_it_skipped(folder, tmp_path):
     in_train = np.bincount(labels).tolist()
     assert sum(in_train) == row.train_files['train.bin']
     assert done.stdout.splitlines() == [
-        'Skipped 1, hidden, or added by the system:',
+        'Skipped 1, hidden:',
         f'  {folder}/.git',
         'Skipped 1, not readable:',
         f'  {folder}/{NAMES[0]}/broken.png cannot be read (damaged, or in a format that Pillow '
@@ -53,8 +53,11 @@ def test_the_script_prints_what_it_made_and_what_it_skipped(folder, tmp_path):
 
 def test_converting_twice_gives_the_same_files(folder, tmp_path):
     cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
-    with pytest.raises(errors.UserError, match='one exists and is not .*choose another DATA_DIR'):
+    with pytest.raises(errors.UserError, match=(
+            'one already holds a data set: if you have added images, convert them into a new ')):
         cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
+    with pytest.raises(errors.UserError, match=' exists and is not .*choose another DATA_DIR'):
+        cifar10_convert.convert(str(folder), str(tmp_path))
     cifar10_convert.convert(str(folder), str(tmp_path / 'two'))
     for name in ('train.bin', 'test.bin'):
         assert (tmp_path / 'one' / name).read_bytes() == (tmp_path / 'two' / name).read_bytes()
@@ -72,17 +75,18 @@ def test_another_data_dir_is_required(folder, monkeypatch, source, data_dir, lin
     assert sorted(os.listdir(folder)) == sorted(NAMES)
 
 
-@pytest.mark.parametrize('readable, line', [
-    (['cat'], 'no training images of dog: add some'),
-    (['cat', 'dog'], 'no test images: add images, or sort them into CLASS/IMAGE, or train/CLASS')])
-def test_incomplete_sets_are_refused(tmp_path, capsys, readable, line):
-    """The grey values 0 and 1 are for training. What is skipped is shown nevertheless."""
-    for value, name in enumerate(('cat', 'dog')):
+@pytest.mark.parametrize('values, line', [
+    ({'cat': 0, 'dog': 9}, 'no training images of dog: add some'),
+    ({'cat': 0, 'dog': 1},
+     'no test images: add images, or sort them into CLASS/IMAGE, or train/CLASS')])
+def test_incomplete_sets_are_refused(tmp_path, capsys, values, line):
+    """The grey values 0 and 1 are for training, 9 for testing. What is skipped is shown
+    nevertheless."""
+    for name, value in values.items():
         (tmp_path / 'images' / name).mkdir(parents=True)
         (tmp_path / 'images' / name / 'broken.png').write_text('text')
-        if name in readable:
-            grey = Image.new('RGB', (32, 32), (value, value, value))
-            grey.save(tmp_path / 'images' / name / '1.png')
+        grey = Image.new('RGB', (32, 32), (value, value, value))
+        grey.save(tmp_path / 'images' / name / '1.png')
     with pytest.raises(errors.UserError, match=f'^{line}'):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
     assert capsys.readouterr().out.splitlines()[0] == 'Skipped 2, not readable:'

@@ -27,15 +27,29 @@ def check_like_checkpoint(folder, checkpoint_dir):
         logits, probabilities = session.run(
             [network.logits, network.probabilities], {network.pixels: pixels})
     with tf.Graph().as_default(), tf.Session() as session:
-        signature = tf.saved_model.load(
-            session, ['serve'], str(folder)).signature_def['serving_default']
+        model = tf.saved_model.load(session, ['serve'], str(folder))
+        signature = model.signature_def['serving_default']
         found = session.run({name: output.name for name, output in signature.outputs.items()},
                             {signature.inputs['images'].name: pixels})
+        check_that_other_sizes_are_refused(session, model)
     assert sorted(found) == ['classes', 'logits', 'probabilities']
     np.testing.assert_allclose(found['logits'], logits, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found['probabilities'], probabilities, rtol=1e-4, atol=1e-6)
     assert found['classes'].tolist() == logits.argmax(axis=1).tolist()
     assert found['classes'].dtype == np.int64
+
+
+def check_that_other_sizes_are_refused(session, model):
+    """In TensorFlow 2, nothing compares the input with the signature: as for this placeholder."""
+    images = tf.placeholder(tf.uint8)
+    inputs, outputs = (getattr(model.signature_def['serving_default'], name)
+                       for name in ('inputs', 'outputs'))
+    classes, = tf.import_graph_def(model.graph_def, {inputs['images'].name: images},
+                                   [outputs['classes'].name])
+    assert session.run(classes, {images: np.zeros([4, 32, 32, 3], np.uint8)}).shape == (4,)
+    for size in ([28, 28, 3], [40, 40, 3], [64, 64, 3], [32, 64, 3], [32, 32, 1]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match='expected_images_of_32_x_32'):
+            session.run(classes, {images: np.zeros([4, *size], np.uint8)})
 
 
 def test_a_run_of_the_tutorial(tmp_path):

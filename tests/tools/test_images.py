@@ -7,6 +7,7 @@ from classification_lib import images
 
 import numpy as np
 import pytest
+import raw_images
 from PIL import Image
 
 BOMB = r'cannot be read \(Image size \(\d+ pixels\) exceeds limit of 178956970'
@@ -169,3 +170,90 @@ def test_the_images_in_a_folder(tmp_path):
     assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
         'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', 'g.avif', 'h.jfif', 'i.jpe',
         'j.ppm', 'k.PGM', 'l.tga')]
+
+
+# ---- More than 8 bits per channel
+
+# Values of a camera with 12 bits, big-endian as in PNG, with an opaque alpha channel.
+DEEP = np.random.RandomState(2).randint(0, 4096, [32, 32, 4]).astype('>u2')
+DEEP[..., 3] = 65535
+
+
+def tiff(values, planar):
+    """A big-endian TIFF file of one strip of RGB or, if planar, of three."""
+    data = [values.tobytes()]
+    if planar:
+        data = [values[..., channel].tobytes() for channel in range(3)]
+    bits, first = 8 * values.itemsize, 8 + 2 + 9 * 12 + 4 + 6 + 24
+    starts = [first + k * len(data[0]) for k in range(3)]
+    fields = [(256, 3, 1, 32 << 16), (257, 3, 1, 32 << 16), (258, 3, 3, first - 30),
+              (259, 3, 1, 1 << 16), (262, 3, 1, 2 << 16),
+              (273, 4, len(data), first - 24 if planar else first),
+              (277, 3, 1, 3 << 16), (279, 4, len(data), first - 12 if planar else len(data[0])),
+              (284, 3, 1, (2 if planar else 1) << 16)]
+    return (b'MM\0*' + struct.pack('>IH', 8, len(fields))
+            + b''.join(struct.pack('>HHII', *field) for field in fields)
+            + struct.pack('>I3H6I', 0, bits, bits, bits, *starts, *[len(data[0])] * 3)
+            + b''.join(data))
+
+
+def ppm(values, maximum):
+    return b'P6 32 32 %d\n' % maximum + values.tobytes()
+
+
+def sgi(values):
+    """An SGI file: planes, each from the last row to the first."""
+    return struct.pack('>HBBHHHH500x', 474, 0, values.itemsize, 3, 32, 32, 3) + (
+        values[::-1].transpose(2, 0, 1).tobytes())
+
+
+RGB, RGBA, LA, L = [0, 1, 2], [0, 1, 2, 3], [0, 3], [0]
+DEEP_RGB = np.ascontiguousarray(DEEP[..., :3])
+OPAQUE = np.concatenate([COLOUR, np.full([32, 32, 1], 255, np.uint8)], axis=2)
+
+
+@pytest.mark.parametrize('data, shallow, expected', [
+    (raw_images.png(2, DEEP[..., RGB]), raw_images.png(2, OPAQUE[..., RGB]), COLOUR),
+    (raw_images.png(6, DEEP[..., RGBA]), raw_images.png(6, OPAQUE[..., RGBA]), COLOUR),
+    (raw_images.png(4, DEEP[..., LA]), raw_images.png(4, OPAQUE[..., LA]), GREY),
+    (raw_images.png(0, DEEP[..., L]), raw_images.png(0, OPAQUE[..., L]), GREY),
+    (tiff(DEEP_RGB, False), tiff(COLOUR, False), COLOUR),
+    (tiff(DEEP_RGB, True), tiff(COLOUR, True), COLOUR),
+    (ppm(DEEP_RGB, 65535), ppm(COLOUR, 255), COLOUR),
+    (ppm(DEEP_RGB, 4095), ppm(COLOUR // 2, 127), None),
+    (sgi(DEEP_RGB), sgi(COLOUR), COLOUR)], ids=[
+        'PNG', 'PNG with alpha', 'grey PNG with alpha', 'grey PNG', 'TIFF', 'TIFF of planes', 'PPM',
+        'PPM of 12 bits', 'SGI'])
+def test_more_than_8_bits_are_refused_in_any_colours(tmp_path, data, shallow, expected):
+    """Pillow would keep the upper 8 of 16 bits, so that 12 of them are almost black. The same file
+    with 8 bits is read."""
+    (tmp_path / 'image').write_bytes(data)
+    with pytest.raises(errors.UserError, match=r'\(more than 8 bits, or fractions: scale them to '):
+        images.read(tmp_path / 'image')
+    (tmp_path / 'image').write_bytes(shallow)
+    found = images.read(tmp_path / 'image')
+    if expected is not None:
+        np.testing.assert_array_equal(found, expected)
+
+
+# ---- HEIC
+
+
+def test_heic_files_are_called_by_their_name(tmp_path):
+    """Also if their names have another ending. Other files of the same family are not HEIC."""
+    for name in ('1.HEIC', '2.heif', '3.jpg'):
+        (tmp_path / name).write_bytes(b'\0\0\0\x18ftypheic\0\0\0\0mif1heic')
+        with pytest.raises(errors.UserError, match=(
+                rf'{name} cannot be read \(HEIC, the format of iPhones: convert it, as in docs/')):
+            images.read(tmp_path / name)
+    (tmp_path / '4.avif').write_bytes(b'\0\0\0\x18ftypavif\0\0\0\0mif1miaf')
+    with pytest.raises(errors.UserError) as error:
+        images.read(tmp_path / '4.avif')
+    assert 'HEIC' not in str(error.value)
+
+
+def test_heic_files_in_a_folder_are_found_unless_converted(tmp_path):
+    for name in ('1.HEIC', '2.heic', '2.heic.png', '3.heif'):
+        (tmp_path / name).touch()
+    assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
+        '1.HEIC', '2.heic.png', '3.heif')]

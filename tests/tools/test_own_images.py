@@ -114,9 +114,10 @@ def test_folders_that_are_not_classes(tmp_path, counts, line):
 
 
 def test_what_is_skipped_is_named_with_the_reason(tmp_path):
-    added = ['.git', '@eaDir', '__MACOSX', 'lost+found']
-    fill(tmp_path, cat=6, dog=6, **dict.fromkeys(added, 1))
-    for name in ('cat/list.csv', 'cat/._0.png', 'cat/more/x', 'empty/x', 'notes.txt', 'photo.png'):
+    """A folder that the system added has no image that can be read; its name does not matter."""
+    fill(tmp_path, **{'cat': 6, 'dog': 6, '.git': 1})
+    for name in ('cat/list.csv', 'cat/._0.png', 'cat/more/x', '@eaDir/x', '__MACOSX/._0.png',
+                 'cow/broken.png', 'notes.txt', 'photo.png'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / 'dog' / 'broken.png').write_text('text')
@@ -124,14 +125,22 @@ def test_what_is_skipped_is_named_with_the_reason(tmp_path):
     assert own.classes == ['cat', 'dog']
     assert len(own.train.labels) + len(own.test.labels) == 12
     assert skipped == {
-        'hidden, or added by the system': [f'{tmp_path}/{name}' for name in added],
+        'hidden': [f'{tmp_path}/.git'],
         'not a file that is named like an image': [
-            f'{tmp_path}/{name}' for name in ('cat/._0.png', 'cat/list.csv', 'cat/more',
-                                              'empty/x')],
-        'a folder without images': [f'{tmp_path}/empty'],
+            f'{tmp_path}/{name}' for name in ('@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png',
+                                              'cat/list.csv', 'cat/more')],
+        'a folder without a readable image': [
+            f'{tmp_path}/{name}' for name in ('@eaDir', '__MACOSX', 'cow')],
         'not in the folder of a class': [f'{tmp_path}/notes.txt', f'{tmp_path}/photo.png'],
-        'not readable': [f'{tmp_path}/dog/broken.png cannot be read (damaged, or in a format that '
-                         'Pillow does not read)']}
+        'not readable': [f'{tmp_path}/{name}/broken.png cannot be read (damaged, or in a format '
+                         'that Pillow does not read)' for name in ('cow', 'dog')]}
+
+
+def test_a_class_whose_training_images_cannot_be_read(tmp_path):
+    fill(tmp_path, **{'train/cat': 2, 'train/dog': 2, 'train/cow': 1, 'test/cow': 1})
+    (tmp_path / 'train' / 'cow' / '0.png').write_text('text')
+    with pytest.raises(errors.UserError, match='/test has cow, missing from '):
+        read(tmp_path)
 
 
 def test_links_are_followed(tmp_path):
@@ -140,10 +149,13 @@ def test_links_are_followed(tmp_path):
     (tmp_path / 'images' / 'cat').symlink_to(tmp_path / 'kept' / 'cat')
     for name, target in (('1.png', 'kept/dog/1.png'), ('2.png', 'nowhere'), ('loop', 'images')):
         (tmp_path / 'images' / 'dog' / name).symlink_to(tmp_path / target)
+    (tmp_path / 'images' / 'itself').symlink_to('itself')
     own, skipped = read(tmp_path / 'images')
     assert len(own.train.labels) + len(own.test.labels) == 7
-    assert skipped == {'not a file that is named like an image': [
-        f'{tmp_path}/images/dog/2.png', f'{tmp_path}/images/dog/loop']}
+    assert skipped == {
+        'not in the folder of a class': [f'{tmp_path}/images/itself'],
+        'not a file that is named like an image': [
+            f'{tmp_path}/images/dog/2.png', f'{tmp_path}/images/dog/loop']}
 
 
 def test_names_in_another_unicode_form_are_the_same_class(tmp_path):

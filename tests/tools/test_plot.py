@@ -5,6 +5,7 @@ import sys
 from cifar10_lib import errors
 from classification_lib import own_images, run
 
+import copies
 import numpy as np
 import plain
 import pytest
@@ -98,6 +99,20 @@ def test_samples_and_distorted_images_of_a_run(half_bright, tmp_path):
     assert not has(plot(tmp_path, 'samples'), [20, 200, 0])
 
 
+def test_images_under_other_names(half_bright, tmp_path):
+    """The names of the record files are those of `record_files`, which a user may edit."""
+    expected = plot(tmp_path, 'samples')
+    for path in half_bright.iterdir():
+        path.rename(half_bright / path.name.replace('_batch', ''))
+    folder = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': {
+        "'test_batch.bin'": "'test.bin'", "'data_batch_%d.bin'": "'data_%d.bin'"}})
+    with copies.imported(folder) as import_, flagsaver.flagsaver(
+            picture='samples', output=str(tmp_path / 'renamed.png')):
+        import_('cifar10_plot').plot()
+    found = Image.open(tmp_path / 'renamed.png').convert('RGB')
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
 # ---- Networks
 
 
@@ -121,6 +136,14 @@ def test_filters_of_other_networks(tmp_path, net, count):
     # Rows of eight filters: the gaps between them are white from left to right.
     is_gap = (image[30:] == 255).all(axis=(1, 2))
     assert (np.diff(is_gap.astype(int)) == -1).sum() >= count // 8 - 1
+
+
+def test_the_best_checkpoint(tmp_path):
+    """The run has no other."""
+    random_runs.save(tmp_path / 'run' / 'best', 'resnet23', ['a', 'b'])
+    assert title_is_complete(plot(tmp_path, 'filters', [tmp_path / 'run'], best=True))
+    with pytest.raises(errors.UserError, match='No checkpoint in '):
+        plot(tmp_path, 'filters', [tmp_path / 'run'])
 
 
 @pytest.mark.parametrize('count', [2, 4, 10])

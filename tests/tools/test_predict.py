@@ -1,6 +1,7 @@
 """Predictions: of which network, for which files, and how they are printed."""
 import json
 import os
+import subprocess
 
 from cifar10_lib import errors
 from classification_lib import data_sets
@@ -9,11 +10,15 @@ import numpy as np
 import plain
 import pytest
 import record_files
+import spawn
 import tensorflow.compat.v1 as tf
+from absl import flags
 from absl.testing import flagsaver
 from PIL import Image
 
 import cifar10_predict
+
+FLAGS = flags.FLAGS
 
 IMAGES = [image for _, image in record_files.noise(7, seed=3)]
 CLASSES = data_sets.CIFAR10.classes
@@ -75,6 +80,32 @@ def test_folders_and_patterns(network, pictures, tmp_path, capsys):
         *pictures, words[2], *pictures[1:3], words[2], *words[3:]]
 
 
+def test_a_pattern_for_folders_of_all_levels(network, pictures, tmp_path, capsys):
+    deep = tmp_path / 'pictures' / '2024' / 'june'
+    deep.mkdir(parents=True)
+    for path in (deep.parent / '5.png', deep / '6.png'):
+        path.write_bytes((tmp_path / 'pictures' / '0.png').read_bytes())
+    assert cifar10_predict.predict([f'{tmp_path}/pictures/**/[56].png']) == 0
+    assert [line['image'] for line in predicted(capsys)] == [
+        f'{deep.parent}/5.png', f'{deep}/6.png', *pictures[5:]]
+
+
+def test_a_missing_file_is_reported_before_the_table(network, pictures):
+    done = spawn.run_script(
+        'cifar10_predict.py', '/nonexistent.png', pictures[0], '/none.png',
+        f'--checkpoint_dir={FLAGS.checkpoint_dir}', stderr=subprocess.STDOUT)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    header = next(number for number, line in enumerate(lines) if line.startswith('image '))
+    assert [line.split(' ', 1)[1] for line in lines if 'cannot be read' in line] == [
+        '/nonexistent.png cannot be read (No such file or directory)',
+        '/none.png cannot be read (No such file or directory)']
+    assert not any('cannot be read' in line for line in lines[header:])
+    done = spawn.run_script('cifar10_predict.py', '/nonexistent.png')
+    spawn.expect_one_line(done, '/nonexistent.png cannot be read')
+    assert done.stdout == ''
+
+
 @pytest.mark.parametrize('word', ['', '*.png'])
 def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
     (tmp_path / 'notes.txt').touch()
@@ -92,8 +123,9 @@ def test_unreadable_images_are_reported_and_skipped(network, pictures, capsys):
     out, error = capsys.readouterr()
     assert [json.loads(line)['image'] for line in out.splitlines()] == [
         pictures[0], pictures[2], pictures[6]]
-    reported = [line.split(': ')[1].split(' cannot be read')[0] for line in error.splitlines()]
-    assert reported == [pictures[1], *pictures[3:6], words[-2], words[-1]]
+    reported = [line.split(': ')[1].split(' cannot be read')[0] for line in error.splitlines()
+                if 'cannot be read' in line]
+    assert reported == [words[-1], pictures[1], *pictures[3:6], words[-2]]
 
 
 def test_the_table(network, pictures, capsys):

@@ -1,0 +1,73 @@
+"""Networks in the tutorial's own style, which accept batches of one size only."""
+import json
+import traceback
+
+import copies
+import numpy as np
+import plain
+import pytest
+import record_files
+from absl import flags
+from absl.testing import flagsaver
+from PIL import Image
+
+import cifar10_plot
+import cifar10_predict
+import classification
+
+FLAGS = flags.FLAGS
+FLATTENED = '[-1, pool2.shape[1:].num_elements()]'
+
+
+@pytest.fixture
+def paths(half_bright, tmp_path):
+    """Five image files: two batches of two, and one image. The run has random weights."""
+    plain.save_checkpoint(tmp_path / 'train')
+    found = [str(tmp_path / f'{k}.png') for k in range(5)]
+    for path, (_, image) in zip(found, record_files.noise(5, seed=3)):
+        Image.fromarray(image).save(path)
+    with flagsaver.flagsaver(batch_size=2, json=True, top_k=10, runs=[FLAGS.train_dir]):
+        yield found
+
+
+def outcomes(predict, plot, classify, paths, capsys):
+    """What a project's scripts find: probabilities, a picture and a table per class."""
+    capsys.readouterr()
+    assert predict.predict(paths) == 0
+    lines = [json.loads(line)['predictions'] for line in capsys.readouterr().out.splitlines()]
+    probabilities = [[each['probability'] for each in sorted(line, key=lambda each: each['label'])]
+                     for line in lines]
+    with flagsaver.flagsaver(picture='predictions', output=paths[0] + '.out'):
+        plot.plot()
+    capsys.readouterr()
+    with flagsaver.flagsaver(evaluate=True, per_class=True):
+        classify.main()
+    table = capsys.readouterr().out.partition('precision @ 1')[2]
+    return np.array(probabilities), np.asarray(Image.open(paths[0] + '.out')), table
+
+
+@pytest.mark.parametrize('shape', [
+    '[FLAGS.batch_size, 6 * 6 * 64]', '[FLAGS.batch_size, -1]', '[images.shape.as_list()[0], -1]'])
+def test_they_classify_as_others_do_and_are_not_exported(paths, tmp_path, capsys, shape):
+    expected = outcomes(cifar10_predict, cifar10_plot, classification, paths, capsys)
+    folder = copies.copy_with(tmp_path / 'copy', {'cifar10.py': {FLATTENED: shape}})
+    with copies.imported(folder) as import_:
+        found = outcomes(import_('cifar10_predict'), import_('cifar10_plot'),
+                         import_('classification'), paths, capsys)
+        errors = import_('cifar10_lib.errors')
+        with flagsaver.flagsaver(export_dir=str(tmp_path / 'model')), pytest.raises(
+                errors.UserError, match='accepts batches of 2 images only.*write -1'):
+            import_('cifar10_export').export()
+    np.testing.assert_allclose(found[0], expected[0], atol=2e-6)
+    np.testing.assert_array_equal(found[1], expected[1])
+    assert found[2] == expected[2] and 'recall' in found[2]
+    assert not (tmp_path / 'model').exists()
+
+
+def test_a_mistake_in_the_network_is_shown_once(paths, tmp_path):
+    """Not a second time as the reason for the attempt with a known batch size."""
+    folder = copies.copy_with(tmp_path / 'copy', {'cifar10.py': {FLATTENED: '[7, 7, 7]'}})
+    with copies.imported(folder) as import_:
+        with pytest.raises(ValueError, match='Cannot reshape') as error:
+            import_('cifar10_predict').predict(paths)
+    assert ''.join(traceback.format_exception(error.value)).count('Cannot reshape') == 1
