@@ -83,6 +83,8 @@ flags.DEFINE_integer('log_frequency', 100, 'Number of steps between printed line
 flags.DEFINE_boolean('with_all_reduce_callback', True, 'Whether workers average gradients while '
                      'they compute others, or afterwards.')
 flags.DEFINE_alias('with-all-reduce-callback', 'with_all_reduce_callback')
+flags.DEFINE_boolean('sync_bn', False, 'Whether batch norms take the batches of all workers for '
+                     'one.')
 flags.DEFINE_float('step_timeout', 60, 'Seconds within which workers end if one of them is lost. A '
                    'step must take less.', lower_bound=1)
 flags.DEFINE_string('interface', None, 'Network device by which workers on other machines reach '
@@ -170,7 +172,8 @@ def build_graph(worker, first_step, settings, recipe, training_images, validatio
     # The network in training, [batch, height, width, 3] -> [batch, classes].
     images, labels = training_images.distorted_batches(
         settings.batch_size, recipe.distort, settings.seed, first_step, worker.rank, worker.size)
-    logits = recipe.inference(images, len(settings.classes), True, dtype)
+    logits = recipe.inference(images, len(settings.classes), True, dtype,
+                              worker.synchrony(settings.sync_bn))
     loss = recipe.loss(logits, labels)
     error = wrong(logits, labels) / settings.batch_size
     network = {each.op.name for each in tf.global_variables()}

@@ -76,7 +76,7 @@ def initial_values(images):
     return {'whitening/weights': weights.reshape(2, 2, 3, 24).astype(np.float32)}
 
 
-def inference(images, num_classes, training, dtype=tf.float32):
+def inference(images, num_classes, training, dtype=tf.float32, synchrony=None):
     """Builds the network; for ten classes, 1,971,352 parameters learn, and 288 weights are fixed.
 
     In training, each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
@@ -94,13 +94,14 @@ def inference(images, num_classes, training, dtype=tf.float32):
         num_classes: number of classes.
         training: bool; normalises by the statistics of the batch if true, else by the moving ones.
         dtype: type of the computation; variables and statistics are float32.
+        synchrony: see `batch_norm.batch_norm`.
 
     Returns:
         float32 [batch, num_classes], unnormalised logits.
     """
     images = (tf.cast(images, tf.float32) - _MEAN) / _DEVIATION
     if training:
-        return _network(images, num_classes, training, dtype)
+        return _network(images, num_classes, training, dtype, synchrony)
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], mode='REFLECT')
     logits = tf.zeros([])
     for moved, share in ((images, 0.25), (padded[:, :_SIZE, :_SIZE], 0.125),
@@ -109,11 +110,11 @@ def inference(images, num_classes, training, dtype=tf.float32):
             # One copy after another: all at once would take six times the memory.
             with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE,
                                    auxiliary_name_scope=False), tf.control_dependencies([logits]):
-                logits += share * _network(copy, num_classes, training, dtype)
+                logits += share * _network(copy, num_classes, training, dtype, synchrony)
     return logits
 
 
-def _network(images, num_classes, training, dtype):
+def _network(images, num_classes, training, dtype, synchrony):
     """The layers: float32 [batch, 32, 32, 3], normalised -> float32 [batch, num_classes]."""
     net = tf.cast(images, dtype)
     with tf.variable_scope('whitening'):
@@ -122,9 +123,9 @@ def _network(images, num_classes, training, dtype):
         biases = _learned('biases', [24], tf.zeros_initializer(), training)
         net = tf.nn.conv2d(net, tf.cast(weights, dtype), strides=1, padding='VALID')
         net = tf.nn.relu(tf.nn.bias_add(net, tf.cast(biases, dtype)))  # [batch, 31, 31, 24]
-    net = _group(net, 'group1', 64, training)  # [batch, 15, 15, 64]
-    net = _group(net, 'group2', 256, training)  # [batch, 7, 7, 256]
-    net = _group(net, 'group3', 256, training)  # [batch, 3, 3, 256]
+    net = _group(net, 'group1', 64, training, synchrony)  # [batch, 15, 15, 64]
+    net = _group(net, 'group2', 256, training, synchrony)  # [batch, 7, 7, 256]
+    net = _group(net, 'group3', 256, training, synchrony)  # [batch, 3, 3, 256]
     net = tf.nn.max_pool2d(net, ksize=3, strides=3, padding='VALID')  # [batch, 1, 1, 256]
     with tf.variable_scope('linear'):
         weights = _learned('weights', [256, num_classes], _uniform, training)
@@ -132,7 +133,7 @@ def _network(images, num_classes, training, dtype):
         return tf.cast(logits, tf.float32) / 9.0  # [batch, num_classes]
 
 
-def _group(net, name, channels, training):
+def _group(net, name, channels, training, synchrony):
     """Two convolutions, each with batch norm and ReLU; pools after the first one.
 
     float [batch, height, width, inputs] -> float [batch, height // 2, width // 2, channels].
@@ -143,21 +144,22 @@ def _group(net, name, channels, training):
             weights = _learned('weights', [3, 3, inputs, channels], _partly_identity, training)
             net = tf.nn.conv2d(net, tf.cast(weights, net.dtype), strides=1, padding='SAME')
             net = tf.nn.max_pool2d(net, ksize=2, strides=2, padding='VALID')
-            net = tf.nn.relu(_batch_norm(net, training))
+            net = tf.nn.relu(_batch_norm(net, training, synchrony))
         with tf.variable_scope('conv2'):
             weights = _learned('weights', [3, 3, channels, channels], _partly_identity, training)
             net = tf.nn.conv2d(net, tf.cast(weights, net.dtype), strides=1, padding='SAME')
-            return tf.nn.relu(_batch_norm(net, training))
+            return tf.nn.relu(_batch_norm(net, training, synchrony))
 
 
-def _batch_norm(net, training):
+def _batch_norm(net, training, synchrony):
     """Batch normalisation without a scale, of float [batch, height, width, channels]."""
     channels = net.shape.as_list()[-1:]
     with tf.variable_scope('bn'):
         # The optimizer multiplies this term, too: biases decay as slowly as weights.
         beta = _learned(
             'beta', channels, tf.zeros_initializer(), training, _WEIGHT_DECAY / _BIAS_FACTOR)
-        return batch_norm.batch_norm(net, tf.ones(channels), beta, training, _MOMENTUM, _EPSILON)
+        return batch_norm.batch_norm(
+            net, tf.ones(channels), beta, training, _MOMENTUM, _EPSILON, synchrony)
 
 
 def _learned(name, shape, initializer, training, weight_decay=_WEIGHT_DECAY):

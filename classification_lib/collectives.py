@@ -19,10 +19,10 @@ import tensorflow.compat.v1 as tf
 BUCKET_BYTES = 4 << 20
 
 # Operations that belong together have the same group and instance keys on all workers: _BUCKETS + k
-# is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name. A group has
-# devices of only one kind.
+# is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name, and each
+# batch norm has two. A group has devices of only one kind.
 _CPUS, _GPUS = 1, 3
-_VALUES, _BUCKETS, _BROADCAST = 99, 100, 10**6
+_VALUES, _BUCKETS, _BROADCAST, _BATCH_NORMS = 99, 100, 10**6, 2 * 10**6
 
 
 def mean_gradients(grads, size, bucket_bytes=BUCKET_BYTES, on_gpu=False, overlap=True):
@@ -87,6 +87,20 @@ def buckets(grads, bucket_bytes):
             result[-1].append((gradient, variable))
             room -= size
     return result
+
+
+def batch_norm_mean(vector, size, number):
+    """Mean of a vector over workers, float32 [n], for the `number`-th batch norm of a graph.
+
+    Its gradient is the mean over workers of the gradient: each worker's loss depends on the vectors
+    of all, and the gradients of the variables are averaged afterwards.
+    """
+    @tf.custom_gradient
+    def mean(own):
+        def gradient(upstream):
+            return _reduce_mean(upstream, size, _BATCH_NORMS + 2 * number + 1)
+        return _reduce_mean(own, size, _BATCH_NORMS + 2 * number), gradient
+    return mean(vector)
 
 
 def means(values, size):

@@ -18,7 +18,8 @@ class Recipe(NamedTuple):
     """A network, and how it trains."""
 
     name: str  # The value of --net.
-    # (images, num_classes, training: bool, dtype of the layers) -> logits, float32 [batch, classes]
+    # (images, num_classes, training: bool, dtype of the layers, synchrony=None) -> logits, float32
+    # [batch, classes]; the last one is for batch norms, a `batch_norm.Synchrony`.
     inference: Callable
     # uint8 [batch, 32, 32, 3] -> float32 [batch, height, width, 3]: for training, with random
     # numbers, and for evaluation and prediction, without.
@@ -100,7 +101,7 @@ TABLE = {row.name: row for row in (
     Recipe(
         name='tutorial',
         # It computes in the type of the flags by itself.
-        inference=lambda images, num_classes, training, dtype: cifar10.inference(
+        inference=lambda images, num_classes, training, dtype, synchrony=None: cifar10.inference(
             images, num_classes=num_classes),
         distort=lambda images: cifar10_input.distort(images),
         prepare=lambda images: cifar10_input.crop_and_standardize(images),

@@ -16,7 +16,7 @@ _MOMENTUM = 0.9
 _EPSILON = 1e-5
 
 
-def inference(images, num_classes, training, dtype=tf.float32):
+def inference(images, num_classes, training, dtype=tf.float32, synchrony=None):
     """Builds ResNet-23.
 
     For 100 classes it has C = 384 channels, ELU and 3,415,012 parameters; otherwise 64 channels and
@@ -30,6 +30,7 @@ def inference(images, num_classes, training, dtype=tf.float32):
         num_classes: number of classes.
         training: bool; normalises by the statistics of the batch if true, else by the moving ones.
         dtype: type of the computation; variables and statistics are float32.
+        synchrony: see `batch_norm.batch_norm`.
 
     Returns:
         float32 [batch, num_classes], unnormalised logits.
@@ -37,7 +38,7 @@ def inference(images, num_classes, training, dtype=tf.float32):
     channels, activation = 64, tf.nn.relu
     if num_classes == 100:
         channels, activation = 384, tf.nn.elu
-    conv = functools.partial(_conv, training=training)
+    conv = functools.partial(_conv, training=training, synchrony=synchrony)
     unit = functools.partial(_unit, conv=conv, activation=activation)
     net = tf.cast(images, dtype)
     net = activation(conv(net, 'conv1', 3, channels))  # [batch, 32, 32, C]
@@ -73,7 +74,7 @@ def _unit(net, name, conv, activation, pool=False):
         return activation(net)
 
 
-def _conv(net, name, size, filters, training):
+def _conv(net, name, size, filters, training, synchrony):
     """Convolution without a bias, then batch norm: float [batch, height, width, filters]."""
     with tf.variable_scope(name):
         _, height, width, channels = net.shape.as_list()
@@ -90,7 +91,8 @@ def _conv(net, name, size, filters, training):
         with tf.variable_scope('bn'):
             gamma = _value('gamma', [filters], tf.ones_initializer())
             beta = _value('beta', [filters], tf.zeros_initializer())
-            return batch_norm.batch_norm(net, gamma, beta, training, _MOMENTUM, _EPSILON)
+            return batch_norm.batch_norm(
+                net, gamma, beta, training, _MOMENTUM, _EPSILON, synchrony)
 
 
 def _value(name, shape, initializer=None, dtype=tf.float32):

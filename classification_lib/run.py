@@ -55,6 +55,7 @@ class Settings:
     validate_every: int  # Number of epochs between validations; 0 means never.
     use_fp16: bool
     use_bf16: bool
+    sync_bn: bool  # Whether batch norms take the batches of all workers for one.
     initial_checkpoint: str | None
 
     @property

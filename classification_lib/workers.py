@@ -8,6 +8,7 @@ starts the workers, lets them meet and compare, and ends them together; without 
 them. TensorFlow's servers and collective operations carry the gradients.
 """
 import contextlib
+import itertools
 import os
 import pathlib
 import socket
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from cifar10_lib import errors
-from classification_lib import collectives, interfaces, mpi, tf_config
+from classification_lib import batch_norm, collectives, interfaces, mpi, tf_config
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -134,6 +135,14 @@ class Worker:
         if self.size == 1:
             return grads
         return collectives.mean_gradients(grads, self.size, on_gpu=self._on_gpu, overlap=overlap)
+
+    def synchrony(self, wanted: bool) -> batch_norm.Synchrony | None:
+        """How batch norms of one graph normalise over the batches of all workers, if `wanted`."""
+        if not wanted or self.size == 1:
+            return None
+        numbers = itertools.count()
+        return batch_norm.Synchrony(self.size, lambda vector: collectives.batch_norm_mean(
+            vector, self.size, next(numbers)))
 
     def means(self, values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Means over all workers of numbers [], float32 []; one call per graph."""

@@ -1,6 +1,7 @@
 """Several workers in processes of their own: real mpirun, or TF_CONFIG by hand."""
 import json
 import os
+import pathlib
 import signal
 import socket
 import time
@@ -219,3 +220,21 @@ def test_tf_config_of_one_task_is_a_process_alone(monkeypatch):
                        '"index": 0}}')
     with workers.joined(60) as worker:
         assert (worker.rank, worker.size, worker.is_chief) == (0, 1, True)
+
+
+@pytest.mark.parametrize('net', ['resnet23', 'airbench94'])
+def test_batch_norm_over_all_workers(tmp_path, net):
+    """With it, two workers make the steps of one with both batches: losses, weights and moving
+    statistics, up to rounding. Without it, they do not."""
+    program = pathlib.Path(__file__).with_name('whole_batch.py')
+    done = spawn.run([program, tmp_path / 'one.npz', net, '0'])
+    assert done.returncode == 0, done.stderr
+    for sync in '10':
+        with mpi.running(2, program, tmp_path / f'two{sync}.npz', net, sync) as job:
+            job.ended(0)
+    one, *others = (np.load(tmp_path / f'{name}.npz') for name in ('one', 'two1', 'two0'))
+    norms = {name: np.linalg.norm(one[name]) for name in one}
+    # Biases that were 0 have moved by less than the rounding of the sums that move them.
+    with_sync, without = (max(np.linalg.norm(other[name] - one[name]) / norm
+                              for name, norm in norms.items() if norm > 0.01) for other in others)
+    assert with_sync < 5e-4 < 10 * with_sync < without
