@@ -9,7 +9,7 @@ to the trainer, or with --run_once to evaluate only the latest checkpoint.
 import time
 from datetime import datetime
 
-from cifar10_lib import checkpoints, script
+from cifar10_lib import checkpoints, errors, script
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -92,8 +92,12 @@ def evaluate():
         while True:
             latest = checkpoints.latest(FLAGS.checkpoint_dir)
             if FLAGS.run_once or (latest and latest != evaluated):
-                eval_once(saver, summary_writer, top_k_op, summary_op)
-                evaluated = latest
+                try:
+                    eval_once(saver, summary_writer, top_k_op, summary_op)
+                    evaluated = latest
+                except errors.UserError:  # The run may have been started over in the meantime.
+                    if FLAGS.run_once or checkpoints.latest(FLAGS.checkpoint_dir) == latest:
+                        raise
             elif not latest:
                 print('No checkpoint file found in %s' % FLAGS.checkpoint_dir, flush=True)
             if FLAGS.run_once:

@@ -10,12 +10,13 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from google.protobuf import message
 
 NAME = 'model.ckpt'  # TensorFlow appends '-' and the step.
 AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.
@@ -23,10 +24,6 @@ AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving av
 # TensorFlow writes this file last; it is the only one in TensorFlow's older format, V1.
 _INDEX = re.compile(r'model\.ckpt-(\d+)(?:\.index)?$')
 PATTERN_CHARACTERS = set('*?[\\') - {os.sep}  # TensorFlow takes a path with one for a pattern.
-
-
-# What reading a damaged checkpoint raises: its index may give exabytes as a size.
-_DAMAGE = (tf.errors.OpError, FileNotFoundError, ValueError, RuntimeError, IndexError, MemoryError)
 
 
 class Found(NamedTuple):
@@ -75,36 +72,53 @@ def restore(saver: tf.train.Saver, session: tf.Session, folder: str) -> int:
     """Restores the newest intact checkpoint in a folder, or the one that a path names; returns its
     global step.
 
-    A damaged one is reported. Raises `errors.UserError` if there is no intact one, if it does not
-    have the variables of the `saver` in their shapes, or if it is of classification.py.
+    Unlike `saver.restore`, it reads the checkpoint that `newest` finds. Raises `errors.UserError`
+    if there isn't one, if it lacks variables of the `saver` or has others of these names, or if it
+    is of classification.py.
     """
+    found = newest(folder)
+    if found is None:
+        raise errors.UserError(f'No checkpoint in {folder}: train first, or choose another '
+                               '--checkpoint_dir')
+    refuse_other_program(os.path.dirname(found.path), 'classification.py --evaluate')
     variables = saver._var_list
     if not isinstance(variables, dict):
         variables = {variable.op.name: variable for variable in variables}
-    faults = []
-    for path in candidates(folder):
-        refuse_other_program(os.path.dirname(path), 'classification.py --evaluate')
-        try:
-            with readable(path) as found:
-                reader = tf.train.NewCheckpointReader(found)
-                stored = reader.get_variable_to_shape_map()
-                _check_shapes(path, stored, variables, 'Evaluate it with the network that was '
-                              'trained')
-                saver.restore(session, found)
-                values = {name: reader.get_tensor(name) for name in stored if name == 'global_step'}
-        except errors.UserError:
-            raise
-        except _DAMAGE as error:
-            faults.append(f'{path} is damaged, or was just removed ({errors.one_line(error)})')
-            continue
-        if faults:
-            errors.note(f'{"; ".join(faults)}: using {os.path.basename(path)}')
-        return step(Found(path, values))
-    if faults:
-        raise errors.UserError(f'{"; ".join(faults)}: no intact checkpoint in {folder}. Restore '
-                               'one, or train again')
-    raise errors.UserError(f'No checkpoint in {folder}: train first, or choose another '
-                           '--checkpoint_dir')
+    check_fit(found, variables, 'Evaluate it with the network that was trained')
+    assign(session, {variable: found.values[name] for name, variable in variables.items()})
+    return step(found)
+
+
+def assign(session: tf.Session, values: Mapping[tf.Variable, np.ndarray]) -> None:
+    """Initialises variables with these values, by one run."""
+    options = initial_values(values)
+    session.run([variable.initializer for variable in values], options['init_feed_dict'])
+    options['init_fn'](None, session)
+
+
+def initial_values(values: Mapping[tf.Variable, np.ndarray]) -> dict[str, Any]:
+    """Arguments of a `tf.train.Scaffold` whose session starts with these values of variables."""
+    feeds: dict[tf.Tensor, np.ndarray] = {}
+    shared = {}
+    for variable, value in values.items():
+        if variable.initial_value in feeds:  # A program's own, with one tensor for several.
+            shared[variable] = value
+        else:
+            feeds[variable.initial_value] = value
+
+    def load(_, session):
+        for variable, value in shared.items():
+            variable.load(value, session)
+
+    return {'init_feed_dict': feeds, 'init_fn': load}
+
+
+def graph(path: str) -> tf.MetaGraphDef:
+    """The graph beside a checkpoint; an empty one if it is missing or damaged."""
+    found = tf.MetaGraphDef()
+    with contextlib.suppress(OSError, message.DecodeError), open(f'{path}.meta', 'rb') as stream:
+        found.ParseFromString(stream.read())
+    return found
 
 
 def refuse_other_program(folder: str, command: str) -> None:
@@ -175,7 +189,9 @@ def read(path: str) -> dict[str, np.ndarray]:
             reader = tf.train.NewCheckpointReader(found)
             return {name: np.asarray(reader.get_tensor(name))
                     for name in reader.get_variable_to_shape_map()}
-    except _DAMAGE as error:
+    except (tf.errors.OpError, FileNotFoundError, ValueError, RuntimeError, IndexError,
+            MemoryError) as error:
+        # MemoryError: a damaged index may give exabytes as a size.
         raise errors.UserError(f'{path} is damaged, or was just removed '
                                 f'({errors.one_line(error)})') from error
 
@@ -207,23 +223,16 @@ def check_fit(found: Found, variables: Mapping[str, tf.Variable], advice: str) -
     Raises `errors.UserError` that names variables that are missing, have a different shape or are
     not finite; of many, as ResNet-23 has, the first ones.
     """
-    shapes = {name: list(value.shape) for name, value in found.values.items()}
-    _check_shapes(found.path, shapes, variables, advice)
-    spoiled = [name for name in sorted(variables) if not np.isfinite(found.values[name]).all()]
-    if spoiled:
-        listed = textwrap.shorten(', '.join(spoiled), 500, placeholder=' ...')
-        raise errors.UserError(f'{found.path} has values that are not finite: {listed}. {advice}')
-
-
-def _check_shapes(path, stored, variables, advice):
-    """Compares the shapes in a checkpoint, by name, with those of variables; see `check_fit`."""
     faults = []
     for name, variable in sorted(variables.items()):
+        value = found.values.get(name)
         shape = variable.shape.as_list()
-        if name not in stored:
+        if value is None:
             faults.append(f'{name} is missing')
-        elif list(stored[name]) != shape:
-            faults.append(f'{name} has shape {list(stored[name])}; expected {shape}')
+        elif list(value.shape) != shape:
+            faults.append(f'{name} has shape {list(value.shape)}; expected {shape}')
+        elif not np.isfinite(value).all():
+            faults.append(f'{name} is not finite')
     if faults:
         listed = textwrap.shorten('; '.join(faults), 500, placeholder=' ...')
-        raise errors.UserError(f'{path} does not fit this network: {listed}. {advice}')
+        raise errors.UserError(f'{found.path} does not fit this network: {listed}. {advice}')

@@ -243,10 +243,8 @@ def _resuming(run, last_step):
     text = f'Resuming from {run.folder} at step {run.step}'
     if last_step < np.inf:
         text += f', until step {last_step}'
-    was = []
-    with contextlib.suppress(OSError, ValueError), open(f'{run.found.path}.meta', 'rb') as stream:
-        graph = tf.MetaGraphDef.FromString(stream.read())
-        was = list(graph.collection_def['images_per_step'].int64_list.value)
+    collections = checkpoints.graph(run.found.path).collection_def
+    was = list(collections['images_per_step'].int64_list.value)
     now = tf.get_collection('images_per_step')  # `cifar10.learning_rate` adds it.
     if was and now and was != now:
         text += (f'.\nResuming with {now[0]} images per step (was {was[0]}): the schedule treats '
@@ -269,22 +267,13 @@ def _restored(run, scaffold):
     checkpoints.check_fit(found, restored, 'Choose another folder, or start over with --restart')
     older = checkpoints.candidates(run.folder)  # Damaged ones precede `found`.
     saver.recover_last_checkpoints(older[older.index(found.path):][::-1])
-    # Not by `saver`: the original stored the step as a float, or halves with --use_fp16. In place
-    # of the initial values, one run sets all variables.
-    values, shared = {}, {}
-    for name, variable in restored.items():
-        if variable.initial_value in values:  # A program's own, with one tensor for several.
-            shared[variable] = found.values[name]
-        else:
-            values[variable.initial_value] = found.values[name]
-
-    def load_shared(_, session):  # The scaffold's own would replace what was learned.
-        for variable, value in shared.items():
-            variable.load(value, session)
-
+    init_op = None
+    if scaffold.init_op is not None:  # It would replace what was learned, as `init_fn` would.
+        init_op = tf.global_variables_initializer()
+    # Not by `saver`: the original stored the step as a float, or halves with --use_fp16.
     return tf.train.Scaffold(
-        copy_from_scaffold=scaffold, saver=saver, init_op=tf.global_variables_initializer(),
-        init_fn=load_shared, init_feed_dict=values)
+        copy_from_scaffold=scaffold, saver=saver, init_op=init_op, **checkpoints.initial_values(
+            {variable: found.values[name] for name, variable in restored.items()}))
 
 
 class _Saving(tf.train.CheckpointSaverListener):

@@ -12,7 +12,6 @@ from classification_lib import data_sets, recipes, run
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tqdm
-from google.protobuf import message
 
 import cifar10
 
@@ -97,13 +96,8 @@ def record_folders(checkpoint):
     The graph beside the checkpoint holds the names of the files, relative to the folder in which
     the training was started.
     """
-    graph = tf.MetaGraphDef()
-    try:
-        with open(f'{checkpoint.path}.meta', 'rb') as stream:
-            graph.ParseFromString(stream.read())
-    except (OSError, message.DecodeError):  # A checkpoint needs no graph to be used.
-        return []
-    constants = [node.attr['value'].tensor.string_val for node in graph.graph_def.node
+    graph = checkpoints.graph(checkpoint.path).graph_def
+    constants = [node.attr['value'].tensor.string_val for node in graph.node
                  if node.op == 'Const']
     names = [os.fsdecode(name) for values in constants for name in values]
     return sorted({os.path.dirname(name) for name in names if name.endswith('.bin')})
@@ -226,9 +220,8 @@ class Classifier:
         names = names_of_result(self._variables, checkpoint.values, self._recipe.averages)
         checkpoints.check_fit(checkpoint, names, 'Use the network that was trained')
         with tf.Session(graph=self.graph, config=tf.ConfigProto(allow_soft_placement=True)) as sess:
-            # The initial values are replaced: one run for all variables.
-            sess.run(self._init, {variable.initial_value: checkpoint.values[name]
-                                  for name, variable in names.items()})
+            checkpoints.assign(sess, {variable: checkpoint.values[name]
+                                      for name, variable in names.items()})
             yield sess
 
     def classify(self, session, pixels):
