@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +52,7 @@ class Meeting:
 
     def gather(self, value: Any) -> list[Any]:
         number = next(self._gathered)
-        self._look()  # A session would wait for half a minute.
+        self._look()  # A session with a lost worker would wait for half a minute.
         config = tf.ConfigProto(device_filters=[
             '/job:worker/task:0', f'/job:worker/task:{self.rank}'])
         with tf.Graph().as_default() as graph, tf.device('/job:worker/task:0/cpu:0'):
@@ -64,7 +65,7 @@ class Meeting:
             put_values, take_values = values.enqueue_many(texts), values.dequeue_many(self.size)
             put_lists, take_list = lists.enqueue_many(texts), lists.dequeue()
             counts = values.size(), lists.size()
-            # Closed only without an error: with a lost worker, closing would take half a minute.
+            # After an error, it stays open: see `abort`.
             self._session = tf.Session(self._server.target, graph, config)
             self._session.run(put_values, {texts: [json.dumps([self.rank, value])]})
             if self.rank == 0:
@@ -99,4 +100,12 @@ class Meeting:
                     None, None, f'{name}: {error.strerror or error}') from error
 
     def abort(self, error: BaseException) -> None:
-        """The end of this process is enough: its server ends with it, which the others notice."""
+        """Ends this process, which the others notice as its server ends with it.
+
+        If another one is lost, at once: TensorFlow may wait forever for it to close a session.
+        """
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # Closed streams.
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(error.code)
