@@ -17,10 +17,10 @@ AVERAGE = '/ExponentialMovingAverage'
 STEPS = [2, 4, 5, 6, 8, 10, 12, 14, 15]  # Of the rows of three epochs.
 
 
-def started(**options):
+def started(main=classification.main, **options):
     """Runs classification.py with these flags alone; returns the folder of the run."""
     with flagsaver.flagsaver(**{'train_dir': 'run', **options}):
-        classification.main()
+        main()
         return pathlib.Path(FLAGS.train_dir)
 
 
