@@ -102,8 +102,8 @@ def train(worker):
     `worker` is this `workers.Worker`. Returns the number of the signal that ended the training, 0
     if none did. Raises `errors.UserError` if flags, images or the folder of the run do not fit.
     """
-    worker.compare({f'--{name}': value for name, value in FLAGS.flag_values_dict().items()
-                    if name not in _OF_ONE_WORKER})
+    worker.compare({f'--{name}': FLAGS[name].value for name in FLAGS
+                    if name not in _OF_ONE_WORKER and name != FLAGS[name].short_name})
     with contextlib.ExitStack() as stack:
         # What an earlier start of the run has left. Only worker 0 uses its folder.
         folder, start = None, None
@@ -125,11 +125,10 @@ def train(worker):
         worker.compare(dataclasses.asdict(settings))
         if worker.is_chief and earlier:
             run.resumed(FLAGS.train_dir, earlier, settings)
-        if first_step >= settings.max_steps:
-            print(f'Nothing to do: {FLAGS.train_dir} has {first_step} steps, and the last step is '
-                  f'{settings.max_steps}. Raise --epochs or --max_steps, or start over with '
-                  '--restart.', flush=True)
-            return 0
+            if is_given('initial_checkpoint'):
+                evaluate.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
+                print('--initial_checkpoint has no effect on a run that has begun. To start with '
+                      'it, choose another --train_dir, or add --restart.', flush=True)
         stack.enter_context(tf.Graph().as_default())
         graph = build_graph(worker, first_step, settings, recipe,
                             *used_images(data_set, data_folder, settings.validate_on))
@@ -218,7 +217,8 @@ def make_steps(worker, folder, first_step, settings, graph):
     if worker.is_chief:
         if FLAGS.restart:
             session.remove_run(folder)
-        run.write(FLAGS.train_dir, settings, started=datetime.now().isoformat())
+        if first_step < settings.max_steps:
+            run.write(FLAGS.train_dir, settings, started=datetime.now().isoformat())
         log = run.Log(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
         best = run.Best(FLAGS.train_dir, settings)
 
@@ -235,32 +235,36 @@ def make_steps(worker, folder, first_step, settings, graph):
             **worker.session_options(tf.ConfigProto(allow_soft_placement=True))) as mon_sess:
 
         def validate():
+            """Returns whether it is complete: False in all workers if one has caught a signal."""
             error = validation_error(worker, mon_sess.raw_session(), graph, stop)
             if worker.is_chief:
-                log.validated(step, error)
+                # In this order: a resumed run repeats a validation without a row.
                 best.offer(mon_sess.raw_session(), step, error)
+                log.validated(step, error)
+            return error is not None
 
         worker.share_variables(mon_sess.raw_session())
-        if worker.share(worker.is_chief and log.lacks_validation()):  # It was stopped.
-            validate()
-        while not mon_sess.should_stop():
+        is_stopped = False
+        if worker.share(worker.is_chief and log.lacks_validation()):  # It was stopped in it.
+            is_stopped = not validate()
+        while step < settings.max_steps and not (is_stopped or mon_sess.should_stop()):
             _, values, signal = mon_sess.run(
                 [graph.train_op, graph.figures, graph.any_signal], {graph.own_signal: stop.number},
                 options=worker.options(step - first_step))
             step += 1
             if worker.is_chief:
                 log.add(step, values)
-            if settings.validates(step):
-                validate()
-            if signal > 0:  # In all workers after the same step.
-                break
+            is_stopped = signal > 0  # In all workers after the same step.
+            if settings.validates(step) and not is_stopped:
+                is_stopped = not validate()
         if worker.is_chief:
             log.close()
 
-    if worker.is_chief:
+    number = int(worker.largest(stop.number))
+    if worker.is_chief and not number:
         run.write_parameters(os.path.join(FLAGS.train_dir, run.PARAMETERS),
                              checkpoints.newest(FLAGS.train_dir).values, graph.network)
-    return int(worker.largest(stop.number))
+    return number
 
 
 def earlier_settings(folder):
@@ -293,15 +297,13 @@ def chosen_settings(recipe, data_set, data_folder, earlier, seed, workers):
     chosen = {name: FLAGS[name].value for name in fields if name in FLAGS}
     chosen |= {'learning_rate': recipe.learning_rate(), 'batch_size': recipe.batch_size,
                'seed': seed}
-    chosen |= {name: earlier[name] for name in fields if name in earlier}
+    # Version 1 recorded fewer settings, and None for a default.
+    chosen |= {name: earlier[name] for name in fields if earlier.get(name) is not None}
     given = set(filter(is_given, FLAGS))
     chosen |= {name: FLAGS[name].value for name in given.intersection(fields)}
 
-    if earlier and 'initial_checkpoint' in given:
-        evaluate.find(FLAGS.initial_checkpoint)
+    if earlier:  # Later, it has no effect.
         chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
-        print('--initial_checkpoint has no effect on a run that has begun. To start with it, '
-              'choose another --train_dir, or add --restart.', flush=True)
     used, validation = used_images(data_set, data_folder, chosen['validate_on'])
     chosen |= {
         'net': recipe.name, 'dataset': data_set.name, 'classes': tuple(data_set.classes),
@@ -309,7 +311,7 @@ def chosen_settings(recipe, data_set, data_folder, earlier, seed, workers):
         'images_checksum': records.checksum({**used.files(), **validation.files()})}
     if os.path.isabs(data_set.folder):  # The user's own.
         chosen['dataset'] = data_set.folder
-    if 'max_steps' not in given and ('epochs' in given or not earlier):
+    if 'epochs' in given or chosen['max_steps'] is None:
         epochs = recipe.epochs
         if 'epochs' in given:
             epochs = FLAGS.epochs

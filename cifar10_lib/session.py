@@ -21,7 +21,7 @@ _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for on
 # Files of a run, unfinished ones included, that `remove_run` removes from the folder and its best/.
 _OWN_FILES = re.compile(
     r'(checkpoint|graph\.pbtxt|run\.json|metrics\.csv|params\.h5|error\.json'
-    r'|events\.out\.tfevents\..*|model\.ckpt-\d+(\.index|\.meta|\.data-\d{5}-of-\d{5})?)'
+    r'|events\.out\.tfevents\..*|model\.ckpt-(again-)?\d+(\.index|\.meta|\.data-\d{5}-of-\d{5})?)'
     rf'({files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)?')
 _LOSS_AVERAGE = '/avg'  # Ends the name of a loss's moving average. Old checkpoints lack some.
 

@@ -42,10 +42,10 @@ class Settings:
     net: str = dataclasses.field(metadata=_FIXED)
     dataset: str  # A name, or a folder, which may have been moved.
     classes: tuple[str, ...] = dataclasses.field(metadata=_FIXED)
+    validate_on: str = dataclasses.field(metadata=_FIXED)
     training_images: int = dataclasses.field(metadata=_FIXED)  # Number of images of an epoch.
     # Of the files of the training and the validation images.
     images_checksum: str = dataclasses.field(metadata=_FIXED)
-    validate_on: str = dataclasses.field(metadata=_FIXED)
     seed: int = dataclasses.field(metadata=_FIXED)
     batch_size: int = dataclasses.field(metadata=_FIXED)  # Images per step of each worker.
     workers: int = dataclasses.field(metadata=_FIXED)
@@ -88,14 +88,16 @@ def resumed(folder: str, earlier: Mapping[str, Any], settings: Settings) -> None
     """
     for field in dataclasses.fields(settings):
         was, now = earlier.get(field.name), getattr(settings, field.name)
+        if was is None:  # Version 1 recorded fewer settings.
+            continue
         if isinstance(now, tuple):
-            was, now = ', '.join(was or ()), ', '.join(now)
+            was, now = ', '.join(was), ', '.join(now)
         if was == now:
             continue
         if field.metadata:
             raise errors.UserError(f'{folder} holds a run with {field.name} {was}, not {now}: '
                                    f'change that back, {ADVICE}')
-        if field.name in earlier and field.name != 'dataset':
+        if field.name != 'dataset':
             print(f'Resuming with --{field.name}={now} (was {was}).', flush=True)
 
 
@@ -113,7 +115,7 @@ def read(folder: str) -> dict[str, Any] | None:
     except ValueError as error:
         raise errors.UserError(f'{path} is not JSON ({error}): restore it, or choose another '
                                'folder') from error
-    return {**content, **content.pop('settings', {})}  # Version 1 had two levels.
+    return content | content.pop('settings', {})  # Version 1 had two levels.
 
 
 def is_of_version_1(settings: Mapping[str, Any]) -> bool:

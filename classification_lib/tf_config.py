@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import socket
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,8 @@ from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quiet
 
 import tensorflow.compat.v1 as tf
 
-_LOOK_MILLISECONDS = 1000  # How often worker 0 looks whether the others can still be reached.
+_LOOK_SECONDS = 1.0  # How often worker 0 looks whether the others can still be reached.
+_POLL_SECONDS = 0.01
 
 
 class Meeting:
@@ -49,41 +52,60 @@ class Meeting:
 
     def gather(self, value: Any) -> list[Any]:
         number = next(self._gathered)
+        self._look()  # A session with a lost worker would wait for half a minute.
         config = tf.ConfigProto(device_filters=[
             '/job:worker/task:0', f'/job:worker/task:{self.rank}'])
         with tf.Graph().as_default() as graph, tf.device('/job:worker/task:0/cpu:0'):
-            # Each worker puts its value into one queue; worker 0 puts the list of all into the
-            # other one, once for each worker. That one holds one list: when worker 0 has put its
-            # own, the last one, all others have theirs, and worker 0 may end.
+            # Each worker puts its value into one queue. Worker 0 puts the list of all into the
+            # other one, once for each of the others, and waits until all have taken it: then it may
+            # end.
             values = tf.FIFOQueue(self.size, tf.string, [[]], shared_name=f'values {number}')
-            lists = tf.FIFOQueue(1, tf.string, [[]], shared_name=f'lists {number}')
-            text = tf.placeholder(tf.string, [])
-            put_value, take_value = values.enqueue(text), values.dequeue()
-            put_list, take_list = lists.enqueue(text), lists.dequeue()
-            with tf.Session(self._server.target, graph, config) as session:
-                session.run(put_value, {text: json.dumps([self.rank, value])})
-                if self.rank > 0:
-                    return json.loads(session.run(take_list))
-                found = dict(json.loads(self._run(session, take_value)) for _ in range(self.size))
-                ordered = [found[rank] for rank in range(self.size)]
-                for _ in range(self.size):
-                    self._run(session, put_list, {text: json.dumps(ordered)})
-                return ordered
+            lists = tf.FIFOQueue(self.size, tf.string, [[]], shared_name=f'lists {number}')
+            texts = tf.placeholder(tf.string, [None])
+            put_values, take_values = values.enqueue_many(texts), values.dequeue_many(self.size)
+            put_lists, take_list = lists.enqueue_many(texts), lists.dequeue()
+            counts = values.size(), lists.size()
+            # After an error, it stays open: see `abort`.
+            self._session = tf.Session(self._server.target, graph, config)
+            self._session.run(put_values, {texts: [json.dumps([self.rank, value])]})
+            if self.rank == 0:
+                self._wait(counts[0], self.size)
+                found = dict(json.loads(text) for text in self._session.run(take_values))
+                result = [found[rank] for rank in range(self.size)]
+                self._session.run(put_lists, {texts: [json.dumps(result)] * (self.size - 1)})
+                self._wait(counts[1], 0)
+            else:
+                result = json.loads(self._session.run(take_list))
+            self._session.close()
+            return result
 
-    def _run(self, session, operation, feeds=None):
-        """Waits for others. A queue does not notice that a worker for which it waits is lost."""
-        while True:
+    def _wait(self, count, expected):
+        """Waits until a queue holds as many values as expected. A queue does not notice that a
+        worker is lost."""
+        last_look = time.monotonic()
+        while self._session.run(count) != expected:
+            time.sleep(_POLL_SECONDS)
+            if time.monotonic() > last_look + _LOOK_SECONDS:
+                self._look()
+                last_look = time.monotonic()
+
+    def _look(self):
+        """Raises `tf.errors.UnavailableError` if a worker cannot be reached."""
+        for name, address in zip(self.names, self._addresses):
+            host, _, port = address.rpartition(':')
             try:
-                return session.run(
-                    operation, feeds, tf.RunOptions(timeout_in_ms=_LOOK_MILLISECONDS))
-            except tf.errors.DeadlineExceededError:
-                for name, address in zip(self.names, self._addresses):
-                    host, _, port = address.rpartition(':')
-                    try:
-                        socket.create_connection((host, int(port)), 5.0).close()
-                    except OSError as error:
-                        raise tf.errors.UnavailableError(
-                            None, None, f'{name}: {error.strerror or error}') from error
+                socket.create_connection((host, int(port)), 5.0).close()
+            except OSError as error:
+                raise tf.errors.UnavailableError(
+                    None, None, f'{name}: {error.strerror or error}') from error
 
     def abort(self, error: BaseException) -> None:
-        """The end of this process is enough: its server ends with it, which the others notice."""
+        """Ends this process, which the others notice as its server ends with it.
+
+        If another one is lost, at once: TensorFlow may wait forever for it to close a session.
+        """
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # Closed streams.
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(error.code)

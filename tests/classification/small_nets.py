@@ -1,4 +1,7 @@
-"""A small network for tests of classification.py: all that a user writes to add one."""
+"""Small networks for tests of classification.py: all that a user writes to add one."""
+import itertools
+import os
+
 from classification_lib import batch_norm, recipes
 
 import tensorflow.compat.v1 as tf
@@ -34,4 +37,43 @@ def distort(images):
 RECIPE = recipes.Recipe(
     name='small', inference=inference, distort=distort, prepare=prepare, loss=cifar10.loss,
     schedule=recipes.linear_scaling, optimizer=lambda lr, max_steps: tf.train.AdamOptimizer(lr),
-    learning_rate=0.01, batch_size=16, epochs=6)
+    learning_rate=lambda: 0.01, batch_size=16, epochs=6)
+
+
+def inference_of_steps(images, num_classes, training, dtype=tf.float32):
+    """Classifies one fifteenth more of the half bright images correctly after each step: logits."""
+    del training, dtype
+    steps = tf.get_variable('steps', initializer=0.0)
+    half = SIZE // 2
+    is_below = tf.reduce_mean(images[:, :half], [1, 2, 3]) < tf.reduce_mean(
+        images[:, half:], [1, 2, 3])
+    part = tf.floormod(tf.reduce_sum(images[:, 0, :5, 0], 1), 15.0)
+    prediction = tf.where(part + 0.5 < steps, tf.cast(is_below, tf.int32), 9 * tf.ones_like(
+        is_below, tf.int32))
+    return tf.one_hot(prediction, num_classes) + steps
+
+
+def signalling(number, batch):
+    """`prepare`, which sends this process a signal with the k-th batch of all validations."""
+    batches = itertools.count(1)
+
+    def send(images):
+        if next(batches) == batch:
+            os.kill(os.getpid(), number)
+        return images
+
+    def prepare_and_send(images):
+        images = prepare(images)
+        sent = tf.numpy_function(send, [images], tf.float32)
+        sent.set_shape(images.shape)
+        return sent
+
+    return prepare_and_send
+
+
+# Its variable `steps` is the number of steps. So the validation error falls with each of them, and
+# a step that is made again has the same one.
+STEPS = RECIPE._replace(
+    name='steps', inference=inference_of_steps, distort=prepare, averages=False,
+    loss=lambda logits, labels: -tf.reduce_mean(logits), learning_rate=lambda: 1.0,
+    optimizer=lambda lr, max_steps: tf.train.GradientDescentOptimizer(lr))

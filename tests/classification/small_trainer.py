@@ -21,24 +21,30 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 _DEFAULTS = {
     'steps': 5, 'step_timeout': 300.0, 'interface': None, 'overlap': True, 'save_steps': 100,
     'pause': 0.0,  # Seconds between two steps.
+    'shared': '', 'repeat': 1,  # A text that worker 0 shares, and how many times in a row.
     'differs': None,  # The worker that has another learning rate.
     'slow': None,  # The worker that takes `seconds` after step 2, before the workers' sum.
     'seconds': 0.0,
     'fails': None,  # The worker that raises an error after step 2.
+    'lost': None,  # The worker that is killed before the workers' sum.
     'killed': None}  # The worker that is killed after the last step.
 
 
 def main(words):
     folder, options = words[0], {**_DEFAULTS, **json.loads(words[1])}
+    stop = session.StopSignal()
     with workers.joined(options['step_timeout'], options['interface']) as worker:
-        found = _train(folder, options, worker)
+        found = _train(folder, options, worker, stop)
+        number = worker.largest(stop.number)
     pathlib.Path(folder, f'worker-{worker.rank}.json').write_text(json.dumps(found))
+    session.end_by(int(number))
 
 
-def _train(folder, options, worker):
+def _train(folder, options, worker, stop):
     rate = 0.2 if options['differs'] == worker.rank else 0.1
     worker.compare({'--learning_rate': rate})
-    found = {'shared': worker.share({'rank': worker.rank}), 'cores': len(os.sched_getaffinity(0))}
+    found = {'shared': worker.share([worker.rank, options['repeat'] * options['shared']]),
+             'cores': len(os.sched_getaffinity(0))}
     global_step = tf.train.get_or_create_global_step()
     random = np.random.RandomState(0)
     x, y = random.normal(size=[12, 7]).astype(np.float32), random.normal(size=[12, 1])
@@ -52,38 +58,47 @@ def _train(folder, options, worker):
     loss = tf.reduce_mean(tf.square(error))
     opt = tf.train.GradientDescentOptimizer(rate)
     grads = worker.mean_gradients(opt.compute_gradients(loss), options['overlap'])
-    loss = worker.mean({'loss': loss})['loss']
+    own_signal = tf.placeholder_with_default(0.0, [])
+    loss, any_signal = worker.means([loss, own_signal])
     train_op = tf.group(
         opt.apply_gradients([pair for pair in grads if pair[0] is not None], global_step),
         moving.assign_add(float(worker.rank)))
-    master, config = worker.session_options(tf.ConfigProto())
     variables = {each.op.name: each for each in tf.global_variables() if each is not moving}
+    worker.add_sharing()
     with session.training_session(
-            master, worker.is_chief, folder, config=config,
-            hooks=[worker, tf.train.StopAtStepHook(last_step=options['steps'])],
-            save_checkpoint_secs=None, save_checkpoint_steps=options['save_steps'],
-            save_summaries_steps=None) as running:
-        steps = 0
-        while not running.should_stop():
-            loss_value = float(running.run([train_op, loss])[1])
-            steps += 1
-            if steps == 2:  # As a validation.
-                worker.share_variables(running.raw_session())
-                found['moved'] = float(running.raw_session().run(moving))
+            is_chief=worker.is_chief, checkpoint_dir=folder, stop=stop,
+            hooks=[tf.train.StopAtStepHook(last_step=options['steps'])],
+            save_checkpoint_steps=options['save_steps'], save_summaries_steps=None,
+            **worker.session_options(tf.ConfigProto())) as mon_sess:
+        sess = mon_sess.raw_session()
+        worker.share_variables(sess)
+        step = int(sess.run(global_step))
+        any_stop = 0
+        while step < options['steps'] and not any_stop:
+            _, found['loss'], any_stop = map(_as_float, mon_sess.run(
+                [train_op, loss, any_signal], {own_signal: stop.number},
+                options=worker.options(step)))
+            step += 1
+            if step == 2:  # As a validation.
+                worker.share_variables(sess)
+                found['moved'] = float(sess.run(moving))
                 if options['slow'] == worker.rank:
                     time.sleep(options['seconds'])
+                if options['lost'] == worker.rank:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 found['sum'] = worker.sum(np.array([1, 10]) * (worker.rank + 1)).tolist()
                 if options['fails'] == worker.rank:
                     raise errors.UserError(f'worker {worker.rank} has failed')
-            print('step', steps, flush=True)
+            print('step', step, flush=True)
             time.sleep(options['pause'])
-            if not running.should_stop():
-                values = running.raw_session().run(variables)
-                found |= {name: value.tolist() for name, value in values.items()}
-                found['loss'] = loss_value
+        found |= {name: value.tolist() for name, value in sess.run(variables).items()}
     if options['killed'] == worker.rank:
         os.kill(os.getpid(), signal.SIGKILL)
     return found
+
+
+def _as_float(value):
+    return value if value is None else float(value)
 
 
 if __name__ == '__main__':

@@ -1,63 +1,31 @@
 """classification.py as one worker, on small images; most tests train a small network."""
-import json
 import os
-import pathlib
 import re
 import signal
 
-from cifar10_lib import checkpoints, errors
+from cifar10_lib import errors
 from classification_lib import recipes, run
 
+import copies
 import h5py
 import numpy as np
+import outcomes
 import pytest
-import record_files
 import small_nets
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
-from absl.testing import flagsaver
-
-import classification
+from small_runs import AVERAGE, figures, own_images, precision, ran, rows, values
 
 FLAGS = flags.FLAGS
-AVERAGE = '/ExponentialMovingAverage'
-DEFAULTS = {'net': 'small', 'epochs': None, 'max_steps': None, 'log_frequency': 2, 'seed': 1}
-
-
-@pytest.fixture(autouse=True)
-def _small_row(monkeypatch, tmp_path, half_bright):
-    """80 images for training, 130 for the test, of two of ten classes; and an empty folder."""
-    monkeypatch.setitem(recipes.TABLE, 'small', small_nets.RECIPE)
-    FLAGS['batch_size'].unparse()
-    (tmp_path / 'work').mkdir()
-    monkeypatch.chdir(tmp_path / 'work')
-
-
-def ran(**options):
-    """Runs classification.py with the flags; returns the folder of the run."""
-    with flagsaver.flagsaver(**{**DEFAULTS, **options}):
-        classification.main()
-        return pathlib.Path(FLAGS.train_dir)
-
-
-def rows(folder):
-    return run.read_metrics(str(folder))
-
-
-def values(folder):
-    return checkpoints.newest(str(folder)).values
-
-
-def precision(out):
-    return float(re.search(r'precision @ 1 = (\S+)$', out, re.MULTILINE)[1])
+pytestmark = pytest.mark.usefixtures('small_rows')
 
 
 def test_a_run(capsys):
     """Two epochs of 80 images are ten steps of 16; validated after five and ten."""
     folder = ran(epochs=2.0)
     out = capsys.readouterr().out
-    assert '10 steps of 16 images are 2 epochs.\n' in out
+    assert '10 steps of 16 images, by 1 worker(s), are 2 epochs.\n' in out
     assert len(re.findall(
         r'^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\d\d, training error = '
         r'0\.\d{4} \(\d+\.\d examples/sec; \d\.\d{3} sec/batch\)$', out, re.MULTILINE)) == 6
@@ -65,12 +33,12 @@ def test_a_run(capsys):
                       re.MULTILINE) == ['1', '2']
     assert [row['step'] for row in rows(folder)] == [2, 4, 5, 6, 8, 10]
     assert [row['epoch'] for row in rows(folder)] == [0.4, 0.8, 1.0, 1.2, 1.6, 2.0]
-    assert [row['step'] for row in rows(folder) if row['validation_error'] is not None] == [5, 10]
+    assert [step for step, _ in figures(folder, 'validation_error')] == [5, 10]
     assert {row['learning_rate'] for row in rows(folder)} == {0.01}
     assert rows(folder)[-1]['training_error'] < rows(folder)[0]['training_error']
     found = run.read(str(folder))
     assert (found['net'], found['dataset'], len(found['classes'])) == ('small', 'cifar10', 10)
-    assert found['settings']['seed'] == 1 and found['settings']['max_steps'] == 10
+    assert found['seed'] == 1 and found['max_steps'] == 10
 
 
 def test_the_files_of_a_run(capsys):
@@ -102,36 +70,10 @@ def test_the_files_of_a_run(capsys):
     assert (folder / 'params.h5').read_bytes() == parameters
 
 
-def test_a_resumed_run_is_the_same_as_one_without_a_stop(monkeypatch):
-    """Without random distortions: the same images in the same order, so the same numbers. Another
-    seed has another order."""
-    monkeypatch.setitem(recipes.TABLE, 'small', small_nets.RECIPE._replace(
-        distort=small_nets.prepare))
-    whole = ran(max_steps=13, train_dir='whole')
-    for steps in (3, 8, 13):  # Within the first epoch, and the second.
-        resumed = ran(max_steps=steps, train_dir='resumed', log_frequency=1)
-    expected = values(whole)
-    for name, value in values(resumed).items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
-    assert [row['step'] for row in rows(resumed)] == list(range(1, 14))
-    assert run.read(str(resumed))['settings']['first_step'] == 8
-    other = values(ran(max_steps=13, train_dir='other', seed=2))['linear/weights']
-    assert not np.allclose(other, expected['linear/weights'], rtol=1e-4, atol=1e-6)
-
-
-def test_a_run_that_another_process_has_continued(monkeypatch):
-    """It saved a step, and ended, after this process had looked for the newest one."""
-    folder = ran(max_steps=4)
-    monkeypatch.setattr(run, 'begin', lambda *_: (2, 1))
-    with pytest.raises(errors.UserError, match='another process trained in .* until now: run'):
-        ran(max_steps=6)
-    assert [row['step'] for row in rows(folder)] == [2, 4]
-    assert values(folder)['global_step'] == 4
-
-
-def test_restart():
+def test_restart(tmp_path):
     folder = ran(epochs=2.0)
     (folder / 'notes.txt').write_text('mine')
+    (folder / 'best' / 'model.ckpt-again-5.index').write_text('')  # Of a step made again.
     ran(max_steps=3, restart=True, validate_every=0, batch_size=8)
     assert [row['step'] for row in rows(folder)] == [2, 3]
     assert not list((folder / 'best').iterdir())
@@ -139,28 +81,11 @@ def test_restart():
     assert (folder / 'notes.txt').read_text() == 'mine'
 
 
-def test_a_run_does_not_continue_otherwise(half_bright):
-    """With another network, seed or batch, or other images: one byte is enough."""
-    folder = ran(max_steps=2)
-    before = {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
-    for changed, message in [
-            ({'net': 'tutorial'}, 'net small, not tutorial: change that back, choose'),
-            ({'batch_size': 8}, 'batch_size 16, not 8'), ({'seed': 2}, 'seed 1, not 2'),
-            ({'validate_on': 'held_out'}, 'validate_on test, not held_out')]:
-        with pytest.raises(errors.UserError, match=message):
-            ran(max_steps=4, **changed)
-    images = half_bright / 'data_batch_1.bin'
-    images.write_bytes(images.read_bytes()[:-1] + b'\xff')
-    with pytest.raises(errors.UserError, match=r'images_checksum \w+, not \w+'):
-        ran(max_steps=4)
-    assert {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()} == before
-
-
 @pytest.mark.parametrize('averages', [True, False])
 def test_validation_and_evaluation_have_the_same_figure(monkeypatch, capsys, averages):
     """On images that are hard enough for a figure other than 0 and 1."""
     monkeypatch.setitem(recipes.TABLE, 'small', small_nets.RECIPE._replace(
-        averages=averages, learning_rate=1e-5))
+        averages=averages, learning_rate=lambda: 1e-5))
     folder = ran(max_steps=3, batch_size=8)
     measured = rows(folder)[-1]['validation_error']
     ran(evaluate=True)
@@ -176,8 +101,7 @@ def test_evaluation_of_the_best(half_bright, capsys):
     folder = ran(epochs=2.0)
     assert run.read(str(folder))['classes'] == names
     assert run.read(str(folder / 'best'))['step'] == min(
-        (row['validation_error'], row['step']) for row in rows(folder)
-        if row['validation_error'] is not None)[1]
+        (error, step) for step, error in figures(folder, 'validation_error'))[1]
     ran(evaluate=True, best=True, per_class=True)
     out = capsys.readouterr().out
     assert '/best/model.ckpt-' in out and precision(out) > 0.9
@@ -185,16 +109,21 @@ def test_evaluation_of_the_best(half_bright, capsys):
     assert re.search(r'^j +0 +0 +0 +nan +nan$', out, re.MULTILINE)
 
 
-def test_held_out_images(capsys):
+def test_held_out_images(capsys, half_bright):
     """8 of 80: 72 are left for training, in 4.5 steps of 16."""
     folder = ran(epochs=2.0, validate_on='held_out')
-    assert '9 steps of 16 images are 2 epochs.' in capsys.readouterr().out
-    assert [row['step'] for row in rows(folder) if row['validation_error'] is not None] == [5, 9]
+    assert '9 steps of 16 images, by 1 worker(s), are 2 epochs.' in capsys.readouterr().out
+    assert [step for step, _ in figures(folder, 'validation_error')] == [5, 9]
     ran(evaluate=True, validate_on='held_out')
     assert 'on 8 images of cifar10 (held_out).' in capsys.readouterr().out
     ran(max_steps=1, train_dir='all')
     with pytest.raises(errors.UserError, match='was not trained with --validate_on=held_out'):
         ran(evaluate=True, validate_on='held_out', train_dir='all')
+    images = half_bright / 'data_batch_1.bin'
+    images.write_bytes(images.read_bytes()[:-1] + b'\xff')
+    with pytest.raises(errors.UserError, match='does not hold the images on which run was trained'):
+        ran(evaluate=True, validate_on='held_out')
+    ran(evaluate=True)  # The test images are the same.
 
 
 def test_a_new_run_starts_with_the_weights_of_another(capsys):
@@ -210,26 +139,24 @@ def test_a_new_run_starts_with_the_weights_of_another(capsys):
 
 
 @pytest.mark.parametrize('save_steps', [1, 100])
-def test_a_loss_that_is_not_finite(save_steps):
+def test_a_loss_that_is_not_finite(monkeypatch, save_steps):
     """In the second step. The checkpoint before it stays, and the line names a variable."""
+    monkeypatch.setitem(recipes.TABLE, 'steps', small_nets.STEPS._replace(
+        loss=lambda logits, labels: tf.sqrt(0.25 - tf.reduce_min(logits))))  # 1, then NaN.
     with pytest.raises(FloatingPointError) as error:
-        ran(max_steps=50, save_checkpoint_steps=save_steps, learning_rate=1e38, log_frequency=1)
-    assert re.fullmatch(r'Training diverged: (bn|linear)/\S+ : Tensor had .*', str(error.value))
-    assert [row['step'] for row in rows(FLAGS.train_dir)] == [1]
-    assert values(FLAGS.train_dir)['global_step'] == (1 if save_steps == 1 else 0)
-    assert all(np.isfinite(value).all() for value in values(FLAGS.train_dir).values())
+        ran(net='steps', max_steps=50, save_checkpoint_steps=save_steps, log_frequency=1)
+    assert re.fullmatch(r'Training diverged: steps : Tensor had NaN .*', str(error.value))
+    assert [row['step'] for row in rows('run')] == [1]
+    assert values('run')['steps'] == (1 if save_steps == 1 else 0)
 
 
 @pytest.mark.parametrize('net, steps, rate', [('airbench94', 15, 0.1), ('tutorial', 30, 0.03)])
 def test_networks_learn_images_of_ones_own(capsys, net, steps, rate):
     """Two classes, bright above or below. The evaluation uses the run's own images."""
-    for seed, name in enumerate(['train.bin', 'test.bin']):
-        record_files.write(name, record_files.half_bright(60, seed))
-    pathlib.Path('dataset.json').write_text(json.dumps({
-        'name': 'halves', 'classes': ['above', 'below'], 'train_files': {'train.bin': 60},
-        'test_files': {'test.bin': 60}}))
+    own_images()
     folder = ran(net=net, dataset='.', max_steps=steps, batch_size=15, learning_rate=rate)
-    assert run.read(str(folder))['settings']['dataset'] == os.getcwd()
+    assert run.read(str(folder))['dataset'] == os.getcwd()
+    assert any(name.endswith(AVERAGE) for name in values(folder)) == (net == 'tutorial')
     with h5py.File(folder / 'params.h5') as stream:  # All layers, whitening included.
         for name, value in values(folder).items():
             if name.endswith('/weights'):
@@ -251,6 +178,44 @@ def test_mistakes(options, message):
         ran(**options)
 
 
+# A maintainer's edits.
+
+@pytest.fixture
+def edited(tmp_path):
+    """A function that runs a copy of classification.py in which texts are replaced."""
+    def function(texts, **options):
+        project = copies.copy_with(tmp_path / 'copy', {'classification.py': texts})
+        with copies.imported(project) as import_:
+            copy = import_('classification')
+            import_('classification_lib.recipes').TABLE['steps'] = small_nets.STEPS
+            return ran(main=copy.main, net='steps', epochs=2.0, **options)
+
+    return function
+
+
+def test_a_loop_that_logs_no_steps(edited):
+    """It validates, and keeps the best."""
+    folder = edited({
+        '            if worker.is_chief:\n                log.add(step, values)\n': ''})
+    assert [step for step, _ in figures(folder, 'validation_error')] == [5, 10]
+    assert run.read(str(folder / 'best'))['step'] == values(folder / 'best')['steps'] == 10
+
+
+def test_a_loop_that_does_not_validate(edited):
+    """Every step has its row."""
+    folder = edited({
+        '            if settings.validates(step) and not is_stopped:\n'
+        '                is_stopped = not validate()\n': ''}, log_frequency=5)
+    assert [step for step, _ in figures(folder, 'training_loss')] == [5, 10]
+    assert not figures(folder, 'validation_error')
+
+
+def test_a_summary_beside_the_loop(edited):
+    folder = edited({'    worker.add_sharing()\n': '    worker.add_sharing()\n'
+                     "    tf.summary.scalar('mine', graph.figures['training_loss'])\n"})
+    assert 'mine' in {tag for values in outcomes.summaries(folder).values() for tag in values}
+
+
 # The program in a process of its own.
 
 @pytest.mark.parametrize('words, message', [
@@ -259,6 +224,17 @@ def test_mistakes_are_one_line(words, message):
     without_gpus = spawn.environment(CUDA_VISIBLE_DEVICES='-1')
     spawn.expect_one_line(
         spawn.run_script('classification.py', *words, env=without_gpus), message)
+
+
+@pytest.mark.parametrize('name', ['SLURM_STEP_NUM_TASKS', 'WORLD_SIZE', 'HOROVOD_SIZE'])
+def test_a_launcher_without_mpi(monkeypatch, name):
+    """Its processes would all train alone, and in one folder. For a single one, that is right."""
+    monkeypatch.setenv(name, '2')
+    with pytest.raises(errors.UserError, match=f'{name}=2: .* by mpirun, or by srun --mpi=pmix'):
+        ran(max_steps=1)
+    assert not os.path.exists('run')
+    monkeypatch.setenv(name, '1')
+    assert values(ran(net='steps', max_steps=1))['steps'] == 1
 
 
 @pytest.mark.slow
@@ -271,11 +247,11 @@ def test_the_example_is_interrupted_and_resumes(half_bright):
     shown = spawn.read_until(started, 'step 3, ')
     started.send_signal(signal.SIGINT)
     out, _ = spawn.ended(started, 130)
-    assert shown.startswith('Training on the CPU.\n100000 steps of 16 images are 2e+04 ep')
+    assert shown.startswith('Training on the CPU.\n100000 steps of 16 images, by 1 worker(s), ')
     step = int(re.search(r'Saved step (\d+) in', out)[1])
     assert not os.path.exists('tmp.monitor/params.h5')
     done = spawn.run_script(*words, f'--max_steps={step + 2}')
     assert (done.returncode, done.stderr) == (0, '')
-    assert f'Resuming from tmp.monitor/model.ckpt-{step}.' in done.stdout
+    assert f'Resuming from tmp.monitor at step {step}, until step {step + 2}.' in done.stdout
     assert [row['step'] for row in rows('tmp.monitor')] == list(range(1, step + 3))
     assert {'metrics.csv', 'params.h5', 'run.json'} <= set(os.listdir('tmp.monitor'))

@@ -6,6 +6,7 @@ from classification_lib import data_sets, evaluate, recipes, records, run
 
 import numpy as np
 import pytest
+import run_settings
 import small_nets
 import tensorflow.compat.v1 as tf
 
@@ -13,8 +14,9 @@ AVERAGE = '/ExponentialMovingAverage'
 CLASSES = ('lower', 'upper')
 
 
-def content(net='small', classes=CLASSES):
-    return {'net': net, 'dataset': 'halves', 'classes': list(classes), 'settings': {}}
+def write(folder, net='small', classes=CLASSES, **more):
+    """Writes run.json."""
+    run.write(str(folder), run_settings.of(net=net, classes=tuple(classes)), **more)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def save(folder, sign, suffixes=('', AVERAGE), num_classes=2, step=7):
 def counted(folder, images=CLASSES, **options):
     """Writes run.json, and test images of these classes: 3 bright below, with label 0, then 8
     bright above, with label 1. Returns how the newest checkpoint classifies them."""
-    run.write(str(folder), content(**options))
+    write(folder, **options)
     rows = np.full([11, 1 + data_sets.IMAGE_BYTES], 20, np.uint8)
     planes = rows[:, 1:].reshape(-1, 3, 32, 32)
     planes[:3, :, 16:] = planes[3:, :, :16] = 220
@@ -84,7 +86,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 def test_find(tmp_path, monkeypatch):
     folder = str(tmp_path)
-    run.write(folder, content())
+    write(folder)
     with pytest.raises(errors.UserError, match='No checkpoint in .*: train first'):
         evaluate.find(folder)
     with pytest.raises(errors.UserError, match=(
@@ -92,16 +94,16 @@ def test_find(tmp_path, monkeypatch):
         evaluate.find(folder, best=True)
     first, last = save(folder, 1, step=7), save(folder, 1, step=9)
     best = save(os.path.join(folder, 'best'), 1, step=5)
-    run.write(os.path.join(folder, 'best'), content(classes=['a', 'b']))
+    write(os.path.join(folder, 'best'), classes=['a', 'b'], step=5, validation_error=0.5)
     assert evaluate.find(folder).checkpoint.path == last
-    assert evaluate.find(folder)[1:] == (recipes.TABLE['small'], CLASSES, content())
+    assert evaluate.find(folder)[1:3] == (recipes.TABLE['small'], CLASSES)
     assert evaluate.find(folder, best=True).checkpoint.path == best
     assert evaluate.find(folder, best=True).classes == ('a', 'b')
     for ending in ('', '.index', '.meta', '.data-00000-of-00001'):
         assert evaluate.find(first + ending).checkpoint.path == first
     monkeypatch.chdir(folder)
     assert evaluate.find('model.ckpt-7').checkpoint.path == './model.ckpt-7'
-    run.write(folder, content(net='tutorial_fast'))
+    write(folder, net='tutorial_fast')
     with pytest.raises(errors.UserError, match='is of --net=tutorial_fast; expected one of'):
         evaluate.find(folder)
 

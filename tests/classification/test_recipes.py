@@ -1,16 +1,21 @@
 from cifar10_lib import errors
-from classification_lib import recipes, run
+from classification_lib import recipes
 
 import numpy as np
 import pytest
 import reference
+import run_settings
 import tensorflow.compat.v1 as tf
 
+import cifar10
 
-def rates(name, rate, plan, steps):
-    """The learning rates of a row at some steps."""
+
+def rates(net, steps, **settings):
+    """The learning rates of a row at some steps, by default with 50,000 images in batches of 125:
+    400 steps of one worker per epoch."""
     step = tf.placeholder(tf.int64, [])
-    lr = recipes.TABLE[name].schedule(step, rate, plan)
+    settings = {'training_images': 50000, 'batch_size': 125, 'max_steps': 10**6, **settings}
+    lr = recipes.TABLE[net].schedule(step, run_settings.of(**settings))
     assert (lr.dtype, lr.shape.as_list()) == (tf.float32, [])
     with tf.Session() as session:
         return [session.run(lr, {step: at}) for at in steps]
@@ -31,24 +36,34 @@ def test_names():
     (4, 5, [0, 125, 250, 500, 10**6], [1e-3, 1.75e-3, 2.5e-3, 4e-3, 4e-3]),
     (4, 0, [0, 1], [4e-3, 4e-3])])
 def test_the_linear_scaling_rule(workers, warmup_epoch, steps, expected):
-    plan = run.Plan(0, 10**6, 125, workers, 50000, warmup_epoch=warmup_epoch)
-    np.testing.assert_allclose(rates('resnet23', 1e-3, plan, steps), expected, rtol=1e-6)
+    found = rates('resnet23', steps, workers=workers, warmup_epoch=warmup_epoch, learning_rate=1e-3)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_the_tutorials_rate_falls_after_350_epochs():
-    """50,000 images in batches of 125, by two workers: 200 steps per epoch."""
-    plan = run.Plan(0, 10**6, 125, 2, 50000)
-    np.testing.assert_allclose(
-        rates('tutorial', 0.1, plan, [0, 69999, 70000, 140000]), [0.1, 0.1, 0.01, 0.001], rtol=1e-5)
-    np.testing.assert_allclose(
-        rates('tutorial', 0.04, plan, [0, 70000]), [0.04, 0.004], rtol=1e-5)
+@pytest.mark.parametrize('settings, steps, expected', [
+    # Two workers make 200 steps per epoch.
+    ({'workers': 2}, [0, 69999, 70000, 140000], [0.1, 0.1, 0.01, 0.001]),
+    ({'workers': 2, 'learning_rate': 0.04}, [0, 70000], [0.04, 0.004]),
+    # 600 images are 6 steps of 100 per epoch, so 2,100 in 350 epochs.
+    ({'training_images': 600, 'batch_size': 100}, [0, 2099, 2100], [0.1, 0.1, 0.01])])
+def test_the_tutorials_rate_falls_after_350_epochs_of_its_set(settings, steps, expected):
+    np.testing.assert_allclose(rates('tutorial', steps, **settings), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('rate', [0.25, 0])
+def test_the_tutorials_constants_are_read_when_they_are_used(monkeypatch, rate):
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', rate)
+    monkeypatch.setattr(cifar10, 'NUM_EPOCHS_PER_DECAY', 2.0)
+    row = recipes.TABLE['tutorial']
+    assert row.learning_rate() == rate
+    found = rates('tutorial', [0, 800], learning_rate=row.learning_rate())
+    np.testing.assert_allclose(found, [rate, rate / 10], rtol=1e-5)
 
 
 def test_the_rate_of_airbench94_ends_with_the_run():
     """A fifth of 1.5 at first, all of it after 23 % of the steps, 7 % at the end."""
-    plan = run.Plan(0, 200, 16, 1, 50000)
-    np.testing.assert_allclose(rates('airbench94', 1.5, plan, [0, 23, 46, 123, 200]),
-                               [0.3, 0.9, 1.5, 0.8025, 0.105], rtol=1e-5)
+    found = rates('airbench94', [0, 23, 46, 123, 200], max_steps=200, learning_rate=1.5)
+    np.testing.assert_allclose(found, [0.3, 0.9, 1.5, 0.8025, 0.105], rtol=1e-5)
 
 
 def test_the_smoothed_loss():

@@ -1,4 +1,3 @@
-import dataclasses
 import os
 
 from cifar10_lib import errors
@@ -40,7 +39,7 @@ def trained_on(images, batches, batch_size=10, **options):
     options = {'seed': 5, **options}
     with tf.Graph().as_default():
         tf.set_random_seed(options.get('first_step', 0))  # It must not matter.
-        batch, labels = images.train(batch_size, as_numbers, **options)
+        batch, labels = images.distorted_batches(batch_size, as_numbers, **options)
         assert batch.shape == [batch_size, 1, 1, 1] and labels.shape == [batch_size]
         with tf.Session() as session:
             session.run(tf.tables_initializer())
@@ -53,7 +52,7 @@ def trained_on(images, batches, batch_size=10, **options):
 def evaluated_on(images, batch_size=10, **options):
     """The numbers of all images."""
     with tf.Graph().as_default():
-        pixels, labels, initializer = images.evaluation(batch_size, **options)
+        pixels, labels, initializer = images.batches(batch_size, **options)
         assert pixels.shape.as_list() == [None, 32, 32, 3] and pixels.dtype == tf.uint8
         for _ in range(2):  # The second time like the first.
             found = []
@@ -93,7 +92,7 @@ def test_a_resumed_run_draws_other_distortions(images):
 
     def drawn(**options):
         with tf.Graph().as_default():
-            batch, _ = images.train(10, noise, 5, **options)
+            batch, _ = images.distorted_batches(10, noise, 5, **options)
             with tf.Session() as session:
                 session.run(tf.tables_initializer())
                 return {tuple(session.run(batch).ravel().tolist()) for _ in range(40)}
@@ -104,11 +103,11 @@ def test_a_resumed_run_draws_other_distortions(images):
     assert not drawn(rank=0, workers=2) & drawn(rank=1, workers=2)
 
 
-@pytest.mark.parametrize('subset, total', [('all', 119), ('training', 108)])
+@pytest.mark.parametrize('subset, total', [('all', 119), ('held_out', 11), ('training', 108)])
 def test_workers_share_the_images(images, subset, total):
     images = images._replace(subset=subset)
     assert images.count() == total
-    for workers in (2, 3, 108):
+    for workers in (2, 3, total):
         shards = [images.chosen(rank, workers) for rank in range(workers)]
         assert set(map(np.sum, shards)) <= {total // workers, -(-total // workers)}
         np.testing.assert_array_equal(sum(shards), images.chosen())
@@ -121,12 +120,15 @@ def test_a_worker_trains_on_its_shard(images):
 
 
 def test_a_tenth_is_held_out(images):
-    """11 of 119, spread over the files, and of all classes; the rest is for training."""
+    """11 of 119, the same at each start, spread over the files as a random choice is: of files that
+    are sorted by class, it has all classes."""
     held_out = images._replace(subset='held_out')
     numbers = evaluated_on(held_out)
     assert len(numbers) == held_out.count() == 11
-    assert sum(number >= 20 for number in numbers) in (9, 10)
+    assert evaluated_on(held_out._replace(folder=images.folder)) == numbers
+    assert 3 <= sum(number >= 60 for number in numbers) <= 8
     assert {number % 3 for number in numbers} == {0, 1, 2}
+    assert len(set(np.diff(numbers))) > 4  # Not in steps.
     rest = trained_on(images._replace(subset='training'), 54, batch_size=2)
     assert sorted([*numbers, *rest.ravel()]) == list(range(119))
 
@@ -164,14 +166,3 @@ def test_mistakes(tmp_path, images):
     small = records.Images(row(tmp_path, [9]), str(tmp_path), 'held_out')
     with pytest.raises(errors.UserError, match='9 training images, too few to hold out a tenth'):
         small.count()
-
-
-def test_held_out_images_of_cifar10_never_change(tmp_path):
-    """Runs of earlier versions held out these: the first of 50,000 in steps of 30,901."""
-    empty = dataclasses.replace(data_sets.CIFAR10, train_files={'train.bin': 50000})
-    with open(tmp_path / 'train.bin', 'wb') as stream:
-        stream.truncate(50000 * 3073)
-    held_out = records.Images(empty, str(tmp_path), 'held_out').chosen()
-    expected = np.zeros(50000, bool)
-    expected[[number for number in range(50000) if number * 30901 % 50000 < 5000]] = True
-    np.testing.assert_array_equal(held_out, expected)

@@ -82,6 +82,13 @@ def test_initial_values():
     assert np.array_equal(values['affine/biases'], [0] * 10)
 
 
+def test_a_graph_without_training_is_the_same_on_all_machines():
+    """A CPU trains 1 x 1 convolutions as matrix products, which an exported model does not have."""
+    resnet23.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
+    types = [op.type for op in tf.get_default_graph().get_operations()]
+    assert (types.count('Conv2D'), types.count('MatMul')) == (22, 1)
+
+
 def rotated(image, angle, flip):
     """Mirrors an image, then rotates it counterclockwise about its centre, pixel by pixel."""
     image = (image[:, ::-1] if flip else image).astype(np.float64)

@@ -5,42 +5,47 @@ from classification_lib import run
 
 import numpy as np
 import pytest
+import run_settings
 import tensorflow.compat.v1 as tf
 
 HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
           'images_per_second\n')
 LINE = '{},{},1700000000.250,0.1,2.5,0.75,,1234.5\n'
-
-
-def row(step, **figures):
-    return {'step': step, 'epoch': step / 10, 'wall_time': 1700000000.25, 'learning_rate': 0.1,
-            'training_loss': 2.5, 'training_error': 0.75, 'validation_error': None,
-            'images_per_second': 1234.5, **figures}
+VALUES = {'training_loss': 2.5, 'training_error': 0.75, 'learning_rate': 0.1}
 
 
 @pytest.fixture
 def metrics(tmp_path):
     """Path of a `metrics.csv` with rows for steps 10, 20 and 30."""
-    writer = run.Metrics(str(tmp_path), 0)
-    for step in (10, 20, 30):
-        writer.add(row(step))
-    return tmp_path / 'metrics.csv'
+    path = tmp_path / 'metrics.csv'
+    path.write_text(HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3))
+    return path
+
+
+def log(folder, first_step=0, frequency=2, **settings):
+    return run.Log(str(folder), run_settings.of(**settings), first_step, frequency)
+
+
+def figures(folder, *names):
+    return [tuple(row[name] for name in names) for row in run.read_metrics(str(folder))]
 
 
 def test_a_resumed_run_drops_the_rows_of_steps_to_repeat(metrics):
     """Rows have seven digits, as many as a float32 has, and all digits of a step."""
-    run.Metrics(str(metrics.parent), 20).add(
-        row(12345678, epoch=1 / 3, training_loss=123456789.0, validation_error=0.0))
-    assert metrics.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + (
-        '12345678,0.3333333,1700000000.250,0.1,1.234568e+08,0.75,0,1234.5\n')
-    assert run.read_metrics(str(metrics.parent))[1] == row(20)
+    log(metrics.parent, 20).validated(12345678, 1 / 3)
+    assert metrics.read_text().startswith(HEADER + LINE.format(10, 1) + LINE.format(20, 2))
+    last = metrics.read_text().splitlines()[-1].split(',')
+    assert last[:2] + last[3:] == ['12345678', '2469136', '', '', '', '0.3333333', '']
+    assert run.read_metrics(str(metrics.parent))[1] == {
+        'step': 20, 'epoch': 2, 'wall_time': 1700000000.25, **VALUES, 'validation_error': None,
+        'images_per_second': 1234.5}
 
 
 @pytest.mark.parametrize('length', [1, 20, len(LINE.format(30, 3))])
 def test_a_torn_last_line_is_dropped(metrics, length):
     """Even if only the line end is missing: the last figure may have had more digits."""
     metrics.write_bytes(metrics.read_bytes()[:-length])
-    run.Metrics(str(metrics.parent), 30)
+    log(metrics.parent, 30)
     assert metrics.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2)
 
 
@@ -52,8 +57,59 @@ def test_a_table_that_others_have_written_stays(metrics, change):
     metrics.write_bytes(change(metrics.read_bytes()))
     before = metrics.read_bytes()
     with pytest.raises(errors.UserError, match='not a table that a run wrote .* move it away'):
-        run.Metrics(str(metrics.parent), 30)
+        log(metrics.parent, 30)
     assert metrics.read_bytes() == before
+
+
+def test_a_row_has_means_since_the_row_before(tmp_path):
+    """Five steps are an epoch. The row of a validated step waits for its error."""
+    written = log(tmp_path)
+    for step in range(1, 8):
+        written.add(step, {**VALUES, 'training_loss': float(step)})
+        if step == 5:
+            assert figures(tmp_path, 'step') == [(2,), (4,)]
+            written.validated(step, 0.25)
+    written.close()
+    assert figures(tmp_path, 'step', 'training_loss', 'validation_error') == [
+        (2, 1.5, None), (4, 3.5, None), (5, 5.0, 0.25), (6, 6.0, None), (7, 7.0, None)]
+
+
+def test_rows_of_a_loop_that_does_not_validate(tmp_path):
+    """With 4 images per step, step 20 ends an epoch."""
+    written = log(tmp_path, batch_size=4, max_steps=22)
+    for step in range(1, 22):
+        written.add(step, VALUES)
+    written.close()
+    assert [step for step, in figures(tmp_path, 'step')] == [*range(2, 22, 2), 21]
+
+
+def test_a_validation_that_was_interrupted_has_one_row(tmp_path, capsys):
+    """The resumed run adds its error; of the new epoch, it knows the training error at once."""
+    written = log(tmp_path)
+    for step in range(1, 6):
+        written.add(step, VALUES)
+    written.validated(5, None)
+    written.close()
+    resumed = log(tmp_path, 5)
+    assert resumed.lacks_validation()
+    resumed.validated(5, 0.25)
+    assert figures(tmp_path, 'step', 'training_loss', 'validation_error')[-1] == (5, 2.5, 0.25)
+    assert not log(tmp_path, 5).lacks_validation() and not log(tmp_path, 4).lacks_validation()
+    resumed.add(6, VALUES)
+    resumed.validated(6, 0.5)
+    assert 'epoch 1.2, training error = 0.7500, validation error' in capsys.readouterr().out
+
+
+def test_the_training_error_of_an_epoch_with_a_resume(tmp_path, capsys):
+    """Steps 1 to 3 were those of an earlier start."""
+    resumed = log(tmp_path, 3)
+    for step in range(4, 11):
+        resumed.add(step, {**VALUES, 'training_error': step / 100})
+        if step % 5 == 0:
+            resumed.validated(step, 0.5)
+    out = capsys.readouterr().out
+    assert 'epoch 1, training error since step 3 = 0.0450, validation error = 0.5000' in out
+    assert 'epoch 2, training error = 0.0800, validation error = 0.5000' in out
 
 
 @pytest.mark.parametrize('batch_size, workers, every, expected', [
@@ -63,113 +119,95 @@ def test_a_table_that_others_have_written_stays(metrics, change):
     (30, 1, 0, []),
     (250, 1, 1, list(range(1, 12)))])
 def test_validation_is_after_each_epoch_and_at_the_end(batch_size, workers, every, expected):
-    plan = run.Plan(0, 11, batch_size, workers, 100, every)
-    assert [step for step in range(1, 12) if plan.validates(step)] == expected
+    settings = run_settings.of(max_steps=11, batch_size=batch_size, workers=workers,
+                               training_images=100, validate_every=every)
+    assert [step for step in range(12) if settings.validates(step)] == expected
 
 
-def content(seed=None, **settings):
-    return {'net': 'small', 'dataset': 'pets', 'classes': ['cat', 'dog'], 'settings': {
-        'batch_size': 16, 'workers': 1, 'validate_on': 'test', 'training_images': 80,
-        'images_checksum': '01234567', 'seed': seed, 'learning_rate': 0.1, **settings}}
+def earlier(folder):
+    """What run.json holds."""
+    run.write(str(folder), run_settings.of())
+    return run.read(str(folder))
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A run with seed 3 after 5 steps."""
-    run.write(str(tmp_path), content(seed=3))
-    save(tmp_path, 5)
-    return tmp_path
-
-
-def save(folder, step, value=0.0):
-    with tf.Graph().as_default(), tf.Session() as session:
-        tf.get_variable('w', initializer=value)
-        counter = tf.get_variable('global_step', initializer=np.int64(step))
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, str(folder / 'model.ckpt'), global_step=counter)
-
-
-def test_a_run_resumes_with_its_seed(folder):
-    assert run.begin(str(folder), content(), restart=False) == (5, 3)
-    assert run.begin(str(folder), content(seed=3, learning_rate=0.2), restart=False) == (5, 3)
-    assert run.begin(str(folder), content(seed=8), restart=True) == (0, 8)
-
-
-def test_a_new_run_has_the_seed_that_was_given_or_a_random_one(tmp_path):
-    """Also one that was killed before its first checkpoint."""
-    run.write(str(tmp_path), content(seed=3))
-    run.Metrics(str(tmp_path), 0)
-    assert run.begin(str(tmp_path), content(seed=4), restart=False) == (0, 4)
-    (steps, first), (_, second) = [
-        run.begin(str(tmp_path), content(), restart=False) for _ in range(2)]
-    assert steps == 0 and first != second
-    assert 0 <= min(first, second) <= max(first, second) < 2 ** 31
+def test_a_resume_names_what_changes(tmp_path, capsys):
+    run.resumed('RUN', earlier(tmp_path), run_settings.of())
+    assert capsys.readouterr().out == ''
+    run.resumed('RUN', earlier(tmp_path), run_settings.of(
+        learning_rate=0.01, use_bf16=True, max_steps=20, warmup_epoch=2.5, dataset='moved'))
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        'Resuming with --learning_rate=0.01 (was 0.1).', 'Resuming with --max_steps=20 (was 10).',
+        'Resuming with --use_bf16=True (was False).', 'Resuming with --warmup_epoch=2.5 (was 5.0).']
 
 
 @pytest.mark.parametrize('change, message', [
-    ({'classes': ['cat', 'wolf']}, 'class 1 dog, not wolf'),
-    ({'classes': ['cat', 'dog', 'wolf']}, 'class 2 None, not wolf'),
-    (content(workers=2), 'workers 1, not 2'),
-    (content(training_images=81), 'training_images 80, not 81')])
-def test_another_run_is_refused_in_a_line(folder, change, message):
-    with pytest.raises(errors.UserError, match=f'holds a run with {message}: change that back, '
+    ({'classes': ('cat', 'wolf')}, 'classes cat, dog, not cat, wolf'),
+    ({'classes': ('cat', 'dog', 'wolf')}, 'classes cat, dog, not cat, dog, wolf'),
+    ({'net': 'tutorial'}, 'net small, not tutorial'), ({'seed': 4}, 'seed 3, not 4'),
+    ({'batch_size': 8}, 'batch_size 16, not 8'), ({'workers': 2}, 'workers 1, not 2'),
+    ({'training_images': 81}, 'training_images 80, not 81'),
+    ({'images_checksum': '0'}, 'images_checksum 01234567, not 0'),
+    ({'validate_on': 'held_out'}, 'validate_on test, not held_out')])
+def test_another_run_is_refused_in_a_line(tmp_path, change, message):
+    with pytest.raises(errors.UserError, match=f'RUN holds a run with {message}: change that back, '
                        'choose another --train_dir, or start over with --restart') as error:
-        run.begin(str(folder), {**content(), **change}, restart=False)
+        run.resumed('RUN', earlier(tmp_path), run_settings.of(**change))
     assert '\n' not in str(error.value)
-    assert run.begin(str(folder), {**content(seed=1), **change}, restart=True)[0] == 0
-
-
-def test_other_runs_that_cannot_continue_are_refused(folder, tmp_path):
-    """One of the tutorial, and one whose checkpoints were removed, maybe to save room."""
-    (folder / 'run.json').unlink()
-    with pytest.raises(errors.UserError, match="holds a run of the tutorial's programs"):
-        run.begin(str(folder), content(), restart=False)
-    (tmp_path / 'other').mkdir()
-    run.Metrics(str(tmp_path / 'other'), 0).add(row(10))
-    with pytest.raises(errors.UserError, match='no checkpoint from which it could resume'):
-        run.begin(str(tmp_path / 'other'), content(), restart=False)
 
 
 def kept(folder):
-    """Step, error and value of w in `best/`."""
-    best = folder / 'best'
-    saved = run.read(str(best))
-    found = checkpoints.newest(str(best))
-    assert saved == {**content(seed=3), 'step': saved['step'],
-                     'validation_error': saved['validation_error']}
-    assert os.path.basename(found.path) == f'model.ckpt-{saved["step"]}'
-    assert len(checkpoints.candidates(str(best))) == 1
+    """Step, error and value of w in `best/`, whose run.json names its only checkpoint."""
+    best = str(folder / 'best')
+    saved = run.read(best)
+    found = checkpoints.newest(run.best_checkpoint(best))
+    assert len(list((folder / 'best').glob('*.index'))) == 1
     return saved['step'], saved['validation_error'], float(found.values['w'])
 
 
-def test_the_best_checkpoint_is_kept(tmp_path):
-    """Also if a run is killed between checkpoint and error: the error is that of the old one."""
+@pytest.fixture
+def offer(tmp_path):
+    """Offers a step, an error and a value of w to a `run.Best`, by default a new one."""
     w = tf.get_variable('w', initializer=1.0, use_resource=True)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
 
-        def offer(best, step, error, value):
+        def function(step, error, value, best=None):
             w.load(value, session)
-            best.offer(session, step, error)
+            (best or run.Best(str(tmp_path), run_settings.of())).offer(session, step, error)
 
-        first = run.Best(str(tmp_path), content(seed=3))
-        for value in (np.nan, np.inf):  # Variables that are not finite are never the best.
-            offer(first, 5, 0.1, value)
-        assert not (tmp_path / 'best').exists()
-        offer(first, 10, 0.5, 1.0)
-        assert kept(tmp_path) == (10, 0.5, 1.0)
-        offer(first, 20, 0.6, 2.0)
-        offer(first, 30, 0.5, 3.0)  # Of equals, the first.
-        assert kept(tmp_path) == (10, 0.5, 1.0)
-        offer(first, 40, 0.4, 4.0)
-        assert kept(tmp_path) == (40, 0.4, 4.0)
-        second = run.Best(str(tmp_path), content(seed=3))  # After a resume.
-        offer(second, 50, 0.45, 5.0)
-        assert kept(tmp_path) == (40, 0.4, 4.0)
-        save(tmp_path / 'best', 60, 6.0)
-        assert float(checkpoints.newest(str(tmp_path / 'best')).values['w']) == 6.0
-        third = run.Best(str(tmp_path), content(seed=3))  # After a kill.
-        offer(third, 70, 0.39, 7.0)
-        assert kept(tmp_path) == (70, 0.39, 7.0)
-        offer(third, 80, 0.0, 8.0)
-        assert kept(tmp_path) == (80, 0.0, 8.0)
+        yield function
+
+
+def test_the_best_checkpoint_is_kept(tmp_path, offer):
+    best = run.Best(str(tmp_path), run_settings.of())
+    for value in (np.nan, np.inf):  # Variables that are not finite are never the best.
+        offer(5, 0.1, value, best)
+    offer(5, None, 1.0, best)  # A validation that is not complete.
+    assert not (tmp_path / 'best').exists()
+    offer(10, 0.5, 1.0, best)
+    assert kept(tmp_path) == (10, 0.5, 1.0)
+    offer(20, 0.6, 2.0, best)
+    offer(30, 0.5, 3.0, best)  # Of equals, the first.
+    assert kept(tmp_path) == (10, 0.5, 1.0)
+    offer(40, 0.4, 4.0, best)
+    assert kept(tmp_path) == (40, 0.4, 4.0)
+    offer(50, 0.45, 5.0)  # After a resume.
+    assert kept(tmp_path) == (40, 0.4, 4.0)
+    for error, value in ((0.3, 6.0), (0.2, 7.0), (0.1, 8.0)):  # Killed, and made again.
+        offer(40, error, value)
+        assert kept(tmp_path) == (40, error, value)
+
+
+def test_the_best_is_one_thing_with_its_error(tmp_path, offer, monkeypatch):
+    """If it cannot be completed, it is the one before."""
+    def fail(*_, **__):
+        raise OSError
+
+    offer(10, 0.5, 1.0)
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(run, 'write', fail)
+        offer(20, 0.4, 2.0)
+    name = os.path.basename(run.best_checkpoint(str(tmp_path / 'best')))
+    assert name == 'model.ckpt-10' and run.read(str(tmp_path / 'best'))['validation_error'] == 0.5
+    offer(20, 0.45, 3.0)
+    assert kept(tmp_path) == (20, 0.45, 3.0)

@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import signal
 
 from cifar10_lib import checkpoints
 from classification_lib import own_images, recipes, run
@@ -35,7 +36,7 @@ def test_the_command_of_the_example_trains_validates_and_resumes(half_bright):
             out, errors = job.ended(0)
         assert errors == []
         assert f'Saved step {steps} in {FLAGS.train_dir}.' in out
-    assert f'Resuming from {FLAGS.train_dir}/model.ckpt-20.' in out
+    assert f'Resuming from {FLAGS.train_dir} at step 20, until step 30.' in out
     error = run.read_metrics(FLAGS.train_dir)[-1]['validation_error']
     assert error * 130 == pytest.approx(round(error * 130))  # Each image once.
     assert error < 0.1
@@ -74,7 +75,7 @@ def test_worker_0_is_killed_while_it_saves(half_bright):
     assert newest_step() == 2
     with mpi.running(2, *words('--max_steps=6')) as job:
         out, _ = job.ended(0)
-    assert f'Resuming from {FLAGS.train_dir}/model.ckpt-2.' in out
+    assert f'Resuming from {FLAGS.train_dir} at step 2, until step 6.' in out
     assert newest_step() == 6
 
 
@@ -84,13 +85,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from PIL import Image
 from classification_lib import records
-def fixed(self, batch_size, distort, seed, first_step, rank=0, workers=1):
+def fixed(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
     random = np.random.RandomState(0)
     images = random.normal(size=[12, 24, 24, 3]).astype(np.float32)
     labels = random.randint(0, 10, 12).astype(np.int32)
     own = slice(rank * 12 // workers, (rank + 1) * 12 // workers)
     return tf.constant(images[own]), tf.constant(labels[own])
-records.Images.train = fixed
+records.Images.distorted_batches = fixed
 '''
 
 
@@ -115,11 +116,12 @@ def test_the_variables_are_those_of_one_process_with_all_images(half_bright):
 
 _BLACK_IMAGES = '''
 from classification_lib import records
-train = records.Images.train
-def darkened(self, batch_size, distort, seed, first_step, rank=0, workers=1):
-    images, labels = train(self, batch_size, distort, seed, first_step, rank, workers)
+distorted_batches = records.Images.distorted_batches
+def darkened(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
+    images, labels = distorted_batches(
+        self, batch_size, distort, seed, first_step, rank, workers)
     return images * (1 - rank), labels
-records.Images.train = darkened
+records.Images.distorted_batches = darkened
 '''
 
 
@@ -133,6 +135,30 @@ def test_what_is_validated_is_what_is_saved(half_bright):
     done = spawn.run_script('classification.py', '--evaluate', f'--data_dir={FLAGS.data_dir}',
                             f'--train_dir={FLAGS.train_dir}')
     assert done.stdout.endswith(f'precision @ 1 = {1 - error:.3f}\n'), (error, done.stdout)
+
+
+def test_a_signal_in_a_validation(half_bright):
+    """Worker 1 alone gets it, in the validation of step 5, and worker 0 saves. The resumed run
+    makes that validation first."""
+    program = spawn.gently('classification.py', change=f'''
+import os, signal, sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import small_nets
+from classification_lib import recipes
+row = small_nets.STEPS
+if os.environ.get('OMPI_COMM_WORLD_RANK') == '1' and os.environ.get('SIGNALLED'):
+    row = row._replace(prepare=small_nets.signalling(signal.SIGTERM, 3))
+recipes.TABLE['steps'] = row
+''')
+    for options, code in ((['-x', 'SIGNALLED=1'], 128 + signal.SIGTERM), ([], 0)):
+        arguments = words('-n', 'steps', '-l', '1', '--max_steps=10', '--log_frequency=5')[1:]
+        with mpi.running(2, *program, *arguments, options=options) as job:
+            out, _ = job.ended(code)
+        found = checkpoints.newest(FLAGS.train_dir).values
+        assert found['global_step'] == (5 if code else 10)
+    assert 'Resuming from' in out
+    rows = run.read_metrics(FLAGS.train_dir)
+    assert [row['step'] for row in rows if row['validation_error'] is not None] == [5, 10]
 
 
 @pytest.mark.parametrize('net', list(recipes.TABLE))
@@ -161,6 +187,15 @@ def test_a_worker_with_another_flag(half_bright):
     line = differing(words(), words('--learning_rate=0.04'))
     assert re.search(r'worker 1 on \S+ differs from worker 0: .*learning_rate.* is 0\.04, not 0\.03'
                      r'\. Start all workers with the same code, data and flags$', line)
+
+
+def test_a_worker_with_another_value_of_a_maintainers_flag(half_bright, tmp_path):
+    """It is listed nowhere else. Folders may differ."""
+    define = "flags.DEFINE_integer('own_flag', 5, 'A number.')\n"
+    copy = copies.copy_with(tmp_path / 'copy', {'classification.py': {
+        '# Flags that may differ': f'{define}\n# Flags that may differ'}}) / 'classification.py'
+    line = differing(words(script=copy), words('--own_flag=6', '--train_dir=other', script=copy))
+    assert re.search(r'worker 1 on \S+ differs from worker 0: --own_flag is 6, not 5\.', line)
 
 
 def test_a_worker_with_other_code(half_bright, tmp_path):

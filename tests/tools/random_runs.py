@@ -4,6 +4,7 @@ import os
 from classification_lib import evaluate, recipes, run
 
 import numpy as np
+import run_settings
 import tensorflow.compat.v1 as tf
 
 
@@ -22,4 +23,4 @@ def save(folder, net, classes, data_set='cifar10'):
         step = tf.Variable(7, name='global_step', dtype=tf.int64)
         session.run(tf.global_variables_initializer(), values)
         tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=step)
-    run.write(folder, {'net': net, 'classes': list(classes), 'settings': {'dataset': data_set}})
+    run.write(folder, run_settings.of(net=net, classes=tuple(classes), dataset=data_set))

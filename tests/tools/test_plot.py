@@ -3,7 +3,7 @@ import os
 import sys
 
 from cifar10_lib import errors
-from classification_lib import own_images, run
+from classification_lib import own_images
 
 import copies
 import numpy as np
@@ -189,10 +189,9 @@ def test_curves_of_two_runs(tmp_path):
     first run have no gaps, those of the second are dashed."""
     for name, loss in (('a', 2.0), ('b', 1.0)):
         (tmp_path / name).mkdir()
-        metrics = run.Metrics(str(tmp_path / name), 0)
-        for k in range(1, 6):
-            metrics.add({'step': 100 * k, 'training_loss': loss, 'training_error': 0.5 / k,
-                         'validation_error': 0.6 / k if k % 2 else None})
+        rows = [f'{100 * k},{loss},{0.5 / k},' + f'{0.6 / k}' * (k % 2) for k in range(1, 6)]
+        (tmp_path / name / 'metrics.csv').write_text(
+            '\n'.join(['step,training_loss,training_error,validation_error', *rows, '']))
     image = plot(tmp_path, 'curves', [tmp_path / 'a', tmp_path / 'b'])
     left, right = image[:330, :500], image[:330, 500:]
     assert [has(left, colour) for colour in (BLUE, ORANGE, GREEN)] == [False, True, False]

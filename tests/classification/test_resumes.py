@@ -1,0 +1,239 @@
+"""Runs of classification.py that were stopped or killed, and resume."""
+import json
+import os
+import pathlib
+import re
+import signal
+
+from cifar10_lib import checkpoints, errors
+from classification_lib import recipes, run
+
+import numpy as np
+import pytest
+import small_nets
+import spawn
+from absl import flags
+from small_runs import STEPS, figures, own_images, precision, ran, rows, started, values
+
+FLAGS = flags.FLAGS
+pytestmark = pytest.mark.usefixtures('small_rows')
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """A function that runs a small network, with flags, until SIGTERM in its second validation."""
+    def function(**options):
+        row = recipes.TABLE[options.get('net', 'small')]
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+            # A validation of 130 images has 9 batches of 16.
+            patch.setitem(recipes.TABLE, row.name, row._replace(
+                prepare=small_nets.signalling(signal.SIGTERM, 9 + 4)))
+            ran(**options)
+        assert end.value.code == 128 + signal.SIGTERM
+        return pathlib.Path(options.get('train_dir', 'run'))
+
+    return function
+
+
+def content(folder):
+    """run.json, but for what differs between two runs that are the same."""
+    return {**run.read(str(folder)), 'started': None}
+
+
+def test_a_resumed_run_is_the_same_as_one_without_a_stop(monkeypatch):
+    """The same images in the same order, so the same numbers. Another seed has another order."""
+    monkeypatch.setitem(recipes.TABLE, 'small', small_nets.RECIPE._replace(
+        distort=small_nets.prepare))
+    expected = values(ran(max_steps=13, train_dir='whole'))
+    for steps in (3, 8, 13):  # Within the first epoch, and the second.
+        resumed = ran(max_steps=steps, train_dir='resumed', log_frequency=1)
+    for name, value in values(resumed).items():
+        # Statistics of the images. Adam multiplies differences of rounding in the others.
+        tolerance = {'rtol': 1e-5} if 'moving' in name else {'atol': 2e-3}
+        np.testing.assert_allclose(value, expected[name], **tolerance, err_msg=name)
+    assert [row['step'] for row in rows(resumed)] == list(range(1, 14))
+    other = values(ran(max_steps=13, train_dir='other', seed=2))['bn/moving_mean']
+    assert abs(other / expected['bn/moving_mean'] - 1).max() > 1e-4
+
+
+def test_a_resume_without_flags_continues_the_run(stopped, capsys):
+    own_images(count=130)  # 8.1 steps of 16 per epoch.
+    settings = {'dataset': '.', 'learning_rate': 0.5, 'use_bf16': True, 'warmup_epoch': 2.0,
+                'max_steps': 20, 'net': 'steps', 'batch_size': 16}
+    whole, folder = ran(train_dir='whole', **settings), stopped(**settings)
+    assert values(whole)['steps'] == pytest.approx(10)
+    assert values(folder)['global_step'] == 17
+    capsys.readouterr()
+    started()
+    out = capsys.readouterr().out
+    assert 'Resuming from run at step 17, until step 20.' in out and '(was' not in out
+    for name, value in values(folder).items():
+        np.testing.assert_array_equal(value, values(whole)[name], err_msg=name)
+    assert content(folder) == content(whole)
+    assert figures(folder, 'validation_error') == figures(whole, 'validation_error')
+
+
+def test_flags_of_a_resume(half_bright, capsys):
+    """What may change is named, and recorded; what may not is refused, and nothing changes."""
+    folder = ran(max_steps=2, learning_rate=0.01)
+    started(learning_rate=0.1, max_steps=4)
+    out = capsys.readouterr().out
+    assert 'Resuming with --learning_rate=0.1 (was 0.01).\n' in out
+    assert figures(folder, 'learning_rate')[-1] == (4, pytest.approx(0.1))
+    assert run.read(str(folder))['learning_rate'] == 0.1
+    before = {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+    for changed, message in [
+            ({'net': 'tutorial'}, 'net small, not tutorial: change that back, choose'),
+            ({'batch_size': 8}, 'batch_size 16, not 8'), ({'seed': 2}, 'seed 1, not 2'),
+            ({'validate_on': 'held_out'}, 'validate_on test, not held_out'),
+            ({'initial_checkpoint': 'no/such/folder'}, 'No checkpoint in no/such/folder')]:
+        with pytest.raises(errors.UserError, match=message):
+            started(max_steps=6, **changed)
+    images = half_bright / 'data_batch_1.bin'
+    images.write_bytes(images.read_bytes()[:-1] + b'\xff')
+    with pytest.raises(errors.UserError, match=r'images_checksum \w+, not \w+'):
+        started(max_steps=6)
+    assert {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()} == before
+
+
+def test_the_initial_checkpoint_of_a_run_that_has_begun(capsys):
+    """It is recorded, and has no later effect."""
+    ran(max_steps=2, train_dir='first')
+    ran(max_steps=2, train_dir='second')
+    folder = ran(max_steps=1, initial_checkpoint='first')
+    assert '--initial_checkpoint has no effect' not in capsys.readouterr().out
+    for options in ({}, {'initial_checkpoint': 'second'}):
+        ran(max_steps=2, **options)
+        assert run.read(str(folder))['initial_checkpoint'] == 'first'
+        out = capsys.readouterr().out
+        assert ('has no effect on a run that has begun' in out) == bool(options)
+        assert 'Starting with' not in out
+
+
+def test_a_run_of_version_1(capsys):
+    """Its run.json had two levels, and None for defaults; a later one recorded the checksum."""
+    folder = ran(max_steps=2, learning_rate=0.02)
+    found = run.read(str(folder))
+    for old in ({'learning_rate': None, 'batch_size': 16, 'max_steps': 2},
+                {'learning_rate': 0.02, 'batch_size': 16, 'workers': 1, 'max_steps': 2,
+                 'images_checksum': found['images_checksum']}):
+        (folder / 'run.json').write_text(json.dumps({
+            'net': 'small', 'dataset': 'cifar10', 'classes': found['classes'],
+            'settings': {'dataset': 'cifar10', 'seed': 1, 'training_images': 80,
+                         'validate_on': 'test', **old}}))
+        started(evaluate=True)
+        started(max_steps=int(values(folder)['global_step']) + 1)
+        rate = old['learning_rate'] or small_nets.RECIPE.learning_rate()
+        assert run.read(str(folder))['learning_rate'] == rate
+    assert values(folder)['global_step'] == 4
+    assert capsys.readouterr().out.count('precision @ 1 = ') == 2
+    (folder / 'run.json').write_text(json.dumps({
+        **{name: found[name] for name in ('net', 'dataset', 'classes')},
+        'settings': {**old, 'workers': 2}}))
+    with pytest.raises(errors.UserError, match='holds a run of version 1'):
+        started(max_steps=5)
+
+
+def test_runs_that_cannot_continue_are_refused():
+    """One of the tutorial, and one whose checkpoints were removed, maybe to save room."""
+    folder = ran(max_steps=2)
+    (folder / 'run.json').rename('run.json')
+    with pytest.raises(errors.UserError, match="holds a run of the tutorial's programs"):
+        started(max_steps=4)
+    os.rename('run.json', folder / 'run.json')
+    for path in folder.glob('model.ckpt*'):
+        path.unlink()
+    (folder / 'checkpoint').unlink()
+    with pytest.raises(errors.UserError, match='no checkpoint from which it could resume'):
+        started(max_steps=4)
+
+
+def test_a_run_that_has_all_steps(capsys):
+    """A second start writes what is missing, if the first one was killed before it did."""
+    folder = ran(net='steps', epochs=1.0)
+    parameters = (folder / 'params.h5').read_bytes()
+    (folder / 'params.h5').unlink()
+    ran(net='steps', epochs=1.0)
+    assert 'Nothing to do: ' in capsys.readouterr().out
+    assert (folder / 'params.h5').read_bytes() == parameters
+    assert [row['step'] for row in rows(folder)] == [2, 4, 5]
+
+
+@pytest.mark.parametrize('epochs', [3.0, 2.0])
+def test_a_signal_in_a_validation(stopped, capsys, epochs):
+    """That of step 10, also as the last one. The next start makes it first, and once."""
+    folder = stopped(net='steps', epochs=epochs)
+    assert values(folder)['global_step'] == values(folder)['steps'] == 10
+    assert not (folder / 'params.h5').exists()
+    capsys.readouterr()
+    started(log_frequency=2)
+    assert re.findall(r'epoch (\d).* validation error', capsys.readouterr().out) == [
+        '2', '3'][:int(epochs) - 1]
+    assert [row['step'] for row in rows(folder)] == STEPS[:3 * int(epochs)]
+    assert [step for step, _ in figures(folder, 'validation_error')] == [5, 10, 15][:int(epochs)]
+    assert run.read(str(folder / 'best'))['step'] == 5 * epochs
+    assert (folder / 'params.h5').exists()
+
+
+# Ends the process in the second call of a function whose arguments fit, before or after it.
+_KILLED = '''
+import os, signal, sys
+sys.path.insert(0, {folder!r})
+import small_nets
+import tensorflow.compat.v1 as tf
+from classification_lib import recipes, run
+recipes.TABLE['steps'] = small_nets.STEPS._replace(
+    prepare=small_nets.signalling(signal.SIGKILL, {batch}))
+calls = 0
+def killing(function, fits, is_after):
+    def killed(*arguments, **options):
+        global calls
+        calls += fits(*arguments)
+        is_last = fits(*arguments) and calls == {calls}
+        if is_last and not is_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = function(*arguments, **options)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    return killed
+{change}
+'''
+_BEST = 'lambda self, session, path, *_: "/best/" in path'
+_RUN = 'lambda self, session, path, step=None, *_: "/best/" not in path and step == 10'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('change, calls, best', [
+    ('', 0, 5),  # In the middle of the validation.
+    ('run.Best.offer = killing(run.Best.offer, lambda *_: True, False)', 2, 5),
+    (f'tf.train.Saver.save = killing(tf.train.Saver.save, {_BEST}, True)', 2, 5),
+    ('run.write = killing(run.write, lambda folder, *_: folder.endswith("best"), True)', 2, 10),
+    ('run.Best.offer = killing(run.Best.offer, lambda *_: True, True)', 2, 10),
+    ('run.Log.validated = killing(run.Log.validated, lambda *_: True, True)', 2, 10),
+    ('run.write_parameters = killing(run.write_parameters, lambda *_: True, False)', 1, 15)])
+def test_a_kill_in_a_validation(capsys, change, calls, best):
+    """The best checkpoint and its error stay one thing; nothing is missing or twice at the end.
+
+    The network makes 5 of 15 parts right after 5 steps, 10 after 10 and all after 15.
+    """
+    program = spawn.gently('classification.py', change=_KILLED.format(
+        folder=os.path.dirname(__file__), batch=0 if change else 9 + 4, calls=calls, change=change))
+    folder = pathlib.Path('run')
+    done = spawn.run([*program, '-n', 'steps', f'--data_dir={FLAGS.data_dir}', '-m', 'run', '-s',
+                      '1', '--epochs=3', '--log_frequency=2'])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    for step in (best, 15):
+        capsys.readouterr()
+        started(evaluate=True, best=True)
+        out = capsys.readouterr().out
+        found = run.read(str(folder / 'best'))
+        assert found['step'] == step and f'/best/{found["checkpoint"]} on 130' in out
+        assert precision(out) == pytest.approx(1 - found['validation_error'], abs=5e-4)
+        path = run.best_checkpoint(str(folder / 'best'))
+        assert checkpoints.newest(path).values['steps'] == step
+        started(log_frequency=2)
+    assert [row['step'] for row in rows(folder)] == STEPS
+    whole = ran(net='steps', epochs=3.0, train_dir='whole')
+    assert figures(folder, 'validation_error') == figures(whole, 'validation_error')
+    assert (folder / 'params.h5').exists()
