@@ -6,13 +6,14 @@
     mpirun -n 4 python classification.py -b 64
     python classification.py --evaluate --best
 
-With the results in --train_dir (tmp.monitor): checkpoints, the figures in metrics.csv, after the
-last step the variables in params.h5, and in best/ the checkpoint with the lowest validation error.
-If a run is stopped or killed, run the same command again to resume it.
+With the results in --train_dir (tmp.monitor): checkpoints, the figures in metrics.csv, at the end
+the variables in params.h5, and in best/ the checkpoint with the lowest validation error. If a run
+is stopped or killed, run the same command again to resume it.
 
 The flags that matter first:
 
-    -n, --net            resnet23, airbench94 or tutorial; cifar100_resnet23 names the data set, too
+    -n, --net            resnet23, airbench94 or tutorial; cifar10_resnet23 and cifar100_resnet23
+                         name the data set, too
     --dataset            cifar10, cifar100, or a folder made by cifar10_convert.py
     -b, --batch_size     images per step of each worker; the default depends on the network
     --epochs             length of the training; the default depends on the network
@@ -22,6 +23,8 @@ The flags that matter first:
     -m, --train_dir      folder of the results
     --validate_on        test, or held_out for a tenth of the training images
     --evaluate           evaluate the run in --train_dir instead of training
+
+The flags of NNabla's example are known by its names, too; docs/usage.md has a table.
 """
 import contextlib
 import dataclasses
@@ -82,17 +85,27 @@ flags.DEFINE_integer('log_frequency', 100, 'Number of steps between printed line
                      'rows of metrics.csv.', lower_bound=1)
 flags.DEFINE_boolean('with_all_reduce_callback', True, 'Whether workers average gradients while '
                      'they compute others, or afterwards.')
-flags.DEFINE_alias('with-all-reduce-callback', 'with_all_reduce_callback')
-flags.DEFINE_boolean('sync_bn', False, 'Whether batch norms take the batches of all workers for '
-                     'one.')
+flags.DEFINE_boolean('sync_bn', False, 'Whether batch norms use the batches of all workers.')
 flags.DEFINE_float('step_timeout', 60, 'Seconds within which workers end if one of them is lost. A '
                    'step must take less.', lower_bound=1)
 flags.DEFINE_string('interface', None, 'Network device by which workers on other machines reach '
                     'this one, such as eth0.')
 flags.mark_flags_as_mutual_exclusive(['epochs', 'max_steps'])
 
+# NNabla's names.
+flags.DEFINE_alias('monitor_path', 'train_dir')
+flags.DEFINE_alias('model_save_interval', 'save_checkpoint_steps')
+flags.DEFINE_string('device_id', None, 'Number of the GPU to use.', short_name='d')
+flags.DEFINE_enum('type_config', 'float', ['float', 'half', 'mixed_half'],
+                  'half and mixed_half are --use_fp16.', short_name='t')
+flags.DEFINE_boolean('use_latest_checkpoint', False, 'No effect: a run resumes in any case.')
+flags.DEFINE_string('model_save_path', None, 'No effect: all files are in --train_dir.',
+                    short_name='o')
+flags.DEFINE_float('weight_decay', None, 'No effect: each network has its own.', short_name='w')
+_WITHOUT_EFFECT = ('use_latest_checkpoint', 'model_save_path', 'weight_decay')
+
 # Flags that may differ between workers. All others are compared.
-_OF_ONE_WORKER = ('data_dir', 'train_dir', 'interface', 'restart')
+_OF_ONE_WORKER = ('data_dir', 'train_dir', 'monitor_path', 'interface', 'restart')
 _SAMPLE = 5000  # Number of images for the initial values of a network: airbench94's paper.
 
 
@@ -103,66 +116,73 @@ def train(worker):
     if none did. Raises `errors.UserError` if flags, images or the folder of the run do not fit.
     """
     worker.compare({f'--{name}': FLAGS[name].value for name in FLAGS
-                    if name not in _OF_ONE_WORKER and name != FLAGS[name].short_name})
+                    if FLAGS[name].name not in _OF_ONE_WORKER})
     with contextlib.ExitStack() as stack:
         # What an earlier start of the run has left. Only worker 0 uses its folder.
-        folder, start = None, None
+        opened, start = None, None
         if worker.is_chief:
-            folder = stack.enter_context(session.opened(FLAGS.train_dir, FLAGS.restart))
-            start = folder.step, earlier_settings(folder), random.randrange(2 ** 31)
+            opened = stack.enter_context(session.opened(FLAGS.train_dir, FLAGS.restart))
+            start = opened.step, run.earlier(opened, FLAGS.restart), random.randrange(2 ** 31)
         first_step, earlier, seed = worker.share(start)
 
-        net = FLAGS.net
-        if earlier and not is_given('net'):
-            net = earlier['net']
-        recipe, its_data_set = recipes.named(net)
-        if FLAGS.dataset and its_data_set not in (None, FLAGS.dataset):
-            raise errors.UserError(f'--net={net} and --dataset={FLAGS.dataset} name two data sets; '
-                                   'expected one: leave out --dataset')
-        data_set, data_folder = records.fetch(data_sets.find(
-            FLAGS.dataset or its_data_set or earlier.get('dataset', 'cifar10')), FLAGS.data_dir)
-        settings = chosen_settings(recipe, data_set, data_folder, earlier, seed, worker.size)
-        worker.compare(dataclasses.asdict(settings))
+        settings, data_set, folder = chosen_settings(earlier, seed, worker.size)
+        worker.compare({name: value for name, value in dataclasses.asdict(settings).items()
+                        if name not in _OF_ONE_WORKER})
         if worker.is_chief and earlier:
             run.resumed(FLAGS.train_dir, earlier, settings)
             if is_given('initial_checkpoint'):
                 evaluate.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
                 print('--initial_checkpoint has no effect on a run that has begun. To start with '
                       'it, choose another --train_dir, or add --restart.', flush=True)
+        # The batch size and the precision are the run's, and functions of cifar10 read these flags.
+        FLAGS.batch_size = settings.batch_size
+        FLAGS.use_fp16, FLAGS.use_bf16 = settings.use_fp16, settings.use_bf16
+        script.show_devices(cifar10.compute_type())
+        print(f'{settings.max_steps} steps of {settings.images_per_step} images, by {worker.size} '
+              f'worker(s), are {settings.epochs(settings.max_steps):.4g} epochs.', flush=True)
+        if settings.images_per_step > settings.training_images or settings.max_steps < 100:
+            print(f'These are few steps for {settings.training_images} images: for more, lower '
+                  '--batch_size and --learning_rate, or raise --epochs.', flush=True)
+
         stack.enter_context(tf.Graph().as_default())
-        graph = build_graph(worker, first_step, settings, recipe,
-                            *used_images(data_set, data_folder, settings.validate_on))
-        return make_steps(worker, folder, first_step, settings, graph)
+        graph = build_graph(worker, settings, first_step, not earlier, *records.used(
+            data_set, folder, settings.validate_on))
+        results = run.NoResults()
+        if worker.is_chief:
+            results = run.Results(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
+            if FLAGS.restart:
+                session.remove_run(opened)
+            if not earlier:  # Before the first checkpoint, of which it says what it is.
+                run.write(FLAGS.train_dir, settings)
+        make_steps(worker, settings, first_step, graph, opened, results)
+        return int(worker.largest(graph.stop.number))
 
 
 class Graph(NamedTuple):
-    """The operations that `make_steps` runs."""
+    """What `make_steps` runs."""
 
     train_op: tf.Operation  # A step.
     figures: dict  # training_loss, training_error and learning_rate of a step, float32 [].
-    own_signal: tf.Tensor  # A placeholder: the number of the signal that this worker has caught,
+    stop: session.StopSignal  # The signal that this worker has caught,
+    own_signal: tf.Tensor  # a placeholder for its number,
     any_signal: tf.Tensor  # and the mean over all workers, which is 0 if none has caught one.
     first_image: tf.Operation  # Begins a validation.
     count_op: tf.Tensor  # Wrong predictions and images of its next batch, float32 [2].
-    initial_values: dict  # What to feed when the variables of a new run are initialised.
+    initial_values: dict  # Values with which a new run starts, by variable.
     network: set  # Names of the variables of the network.
 
 
-def build_graph(worker, first_step, settings, recipe, training_images, validation_images):
+def build_graph(worker, settings, first_step, is_new, training_images, validation_images):
     """Builds the network in training and in validation, in the default graph: a `Graph`.
 
     Args:
         worker: this `workers.Worker`.
-        first_step: number of steps of earlier starts.
         settings: the `run.Settings`.
-        recipe: the row of the network.
+        first_step: number of steps of earlier starts.
+        is_new: whether there was none.
         training_images, validation_images: `records.Images`.
     """
-    # The precision is the run's, and the functions of cifar10 read these flags.
-    FLAGS.use_fp16, FLAGS.use_bf16 = settings.use_fp16, settings.use_bf16
-    dtype = cifar10.compute_type()
-    script.show_devices(dtype)
-
+    recipe, dtype = recipes.TABLE[settings.net], cifar10.compute_type()
     tf.set_random_seed(settings.seed)
     with tf.device('/cpu:0'):  # Input and schedule on the CPU leave a GPU to the network.
         global_step = tf.train.get_or_create_global_step()
@@ -177,7 +197,7 @@ def build_graph(worker, first_step, settings, recipe, training_images, validatio
     error = wrong(logits, labels) / settings.batch_size
     network = {each.op.name for each in tf.global_variables()}
     initial = {}
-    if worker.is_chief and first_step == 0:  # All workers start with its values.
+    if worker.is_chief and is_new:  # All workers start with its values.
         initial = initial_values(recipe, training_images, settings)
 
     # The optimizer. Here the workers wait for one another, and agree on a signal.
@@ -202,153 +222,109 @@ def build_graph(worker, first_step, settings, recipe, training_images, validatio
         logits = recipe.inference(images, len(settings.classes), False, dtype)
         count_op = tf.stack([wrong(logits, labels), tf.cast(tf.size(labels), tf.float32)])
 
-    return Graph(train_op, figures, own_signal, any_signal, first_image, count_op, initial, network)
-
-
-def make_steps(worker, folder, first_step, settings, graph):
-    """Trains with the default graph from `first_step` on: step, log, validate, keep the best.
-
-    `folder` is the `session.Run` of worker 0, None for the others; the rest is as in `build_graph`.
-    Returns the number of the signal that ended the training.
-    """
-    print(f'{settings.max_steps} steps of {settings.images_per_step} images, by {worker.size} '
-          f'worker(s), are {settings.epochs(settings.max_steps):.4g} epochs.', flush=True)
     worker.add_sharing()
-    if worker.is_chief:
-        if FLAGS.restart:
-            session.remove_run(folder)
-        if first_step < settings.max_steps:
-            run.write(FLAGS.train_dir, settings, started=datetime.now().isoformat())
-        log = run.Log(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
-        best = run.Best(FLAGS.train_dir, settings)
+    return Graph(train_op, figures, session.StopSignal(), own_signal, any_signal, first_image,
+                 count_op, initial, network)
 
-    stop = session.StopSignal()
-    step = first_step
+
+def make_steps(worker, settings, first_step, graph, opened, results):
+    """Trains from `first_step` on: step, log, validate, keep the best.
+
+    Args:
+        worker, settings, first_step: as in `build_graph`, whose result is `graph`.
+        opened: the `session.Run` of worker 0; None for the others.
+        results: the `run.Results` of worker 0, or `run.NoResults`.
+    """
     with session.training_session(
-            is_chief=worker.is_chief, checkpoint_dir=folder,
+            is_chief=worker.is_chief, checkpoint_dir=opened, stop=graph.stop,
             hooks=[tf.train.StopAtStepHook(last_step=settings.max_steps),
                    tf.train.NanTensorHook(graph.figures['training_loss'])],
             # All summaries but those of the validation.
-            scaffold=tf.train.Scaffold(init_feed_dict=graph.initial_values,
-                                       summary_op=tf.summary.merge_all(scope='(?!validation/)')),
-            save_checkpoint_steps=FLAGS.save_checkpoint_steps, stop=stop,
-            **worker.session_options(tf.ConfigProto(allow_soft_placement=True))) as mon_sess:
-
-        def validate():
-            """Returns whether it is complete: False in all workers if one has caught a signal."""
-            error = validation_error(worker, mon_sess.raw_session(), graph, stop)
-            if worker.is_chief:
-                # In this order: a resumed run repeats a validation without a row.
-                best.offer(mon_sess.raw_session(), step, error)
-                log.validated(step, error)
-            return error is not None
-
-        worker.share_variables(mon_sess.raw_session())
-        is_stopped = False
-        if worker.share(worker.is_chief and log.lacks_validation()):  # It was stopped in it.
-            is_stopped = not validate()
-        while step < settings.max_steps and not (is_stopped or mon_sess.should_stop()):
+            scaffold=tf.train.Scaffold(summary_op=tf.summary.merge_all(scope='(?!validation/)'),
+                                       **checkpoints.initial_values(graph.initial_values)),
+            save_checkpoint_steps=FLAGS.save_checkpoint_steps,
+            **worker.session_options(tf.ConfigProto(allow_soft_placement=True))
+            ) as mon_sess, results:
+        sess, step = mon_sess.raw_session(), first_step
+        worker.share_variables(sess)
+        # A validation that was stopped is made again.
+        is_due, is_stopped = worker.share(results.lacks_validation()), False
+        while True:
+            if is_due:
+                error = validation_error(worker, sess, graph)
+                results.validated(sess, step, error)
+                is_stopped = error is None
+            if is_stopped or step >= settings.max_steps:
+                break
             _, values, signal = mon_sess.run(
-                [graph.train_op, graph.figures, graph.any_signal], {graph.own_signal: stop.number},
-                options=worker.options(step - first_step))
+                [graph.train_op, graph.figures, graph.any_signal],
+                {graph.own_signal: graph.stop.number}, options=worker.options(step - first_step))
             step += 1
-            if worker.is_chief:
-                log.add(step, values)
-            is_stopped = signal > 0  # In all workers after the same step.
-            if settings.validates(step) and not is_stopped:
-                is_stopped = not validate()
-        if worker.is_chief:
-            log.close()
-
-    number = int(worker.largest(stop.number))
-    if worker.is_chief and not number:
-        run.write_parameters(os.path.join(FLAGS.train_dir, run.PARAMETERS),
-                             checkpoints.newest(FLAGS.train_dir).values, graph.network)
-    return number
+            results.add(step, values)
+            is_due = settings.validates(step)
+            # Several workers stop after the same step, in which each has told its signal.
+            is_stopped = signal > 0 or (worker.size == 1 and graph.stop.number > 0)
+    results.write_parameters(graph.network)
 
 
-def earlier_settings(folder):
-    """The settings of an earlier start, by name; {} in a new run.
+def chosen_settings(earlier, seed, workers):
+    """The `run.Settings`, the `data_sets.DataSet`, and the folder of its files.
 
-    `folder` is the `session.Run`. Raises `errors.UserError` if it could not continue exactly.
+    They follow from the flags and the network's row, or from an earlier start of the run, whose
+    settings by name are `earlier`, and the flags that are given.
     """
-    found = run.read(folder.folder)
-    if FLAGS.restart or not folder.found:
-        is_lost = run.read_metrics(folder.folder) or run.read(os.path.join(folder.folder, run.BEST))
-        if is_lost and not FLAGS.restart:
-            raise errors.UserError(f'{folder.folder} holds results of a run, but no checkpoint '
-                                   f'from which it could resume: restore one, {run.ADVICE}')
-        return {}
-    if found is None:
-        raise errors.UserError(f"{folder.folder} holds a run of the tutorial's programs ({run.FILE}"
-                               f' is missing): {run.ADVICE}')
-    if run.is_of_version_1(found) and (
-            found.get('validate_on') == 'held_out' or found.get('workers', 1) > 1):
-        raise errors.UserError(f'{folder.folder} holds a run of version 1, which held out other '
-                               f'images, or divided them between workers in another way: '
-                               f'{run.ADVICE}')
-    return found
-
-
-def chosen_settings(recipe, data_set, data_folder, earlier, seed, workers):
-    """The `run.Settings`: from flags and the network's row, or from an earlier start of the run,
-    whose settings by name are `earlier`, and the flags that are given."""
     fields = [field.name for field in dataclasses.fields(run.Settings)]
+    # Version 1 recorded fewer settings, and None for a default.
+    kept = {name: earlier[name] for name in fields if earlier.get(name) is not None}
+    given = {name: FLAGS[name].value for name in filter(is_given, FLAGS)}
+    recipe, its_data_set = recipes.named(given.get('net', kept.get('net', FLAGS.net)))
+    if FLAGS.dataset and its_data_set not in (None, FLAGS.dataset):
+        raise errors.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
+                               'sets; expected one: leave out --dataset')
     chosen = {name: FLAGS[name].value for name in fields if name in FLAGS}
     chosen |= {'learning_rate': recipe.learning_rate(), 'batch_size': recipe.batch_size,
-               'seed': seed}
-    # Version 1 recorded fewer settings, and None for a default.
-    chosen |= {name: earlier[name] for name in fields if earlier.get(name) is not None}
-    given = set(filter(is_given, FLAGS))
-    chosen |= {name: FLAGS[name].value for name in given.intersection(fields)}
-
+               'seed': seed, **kept}
+    chosen |= {name: value for name, value in given.items() if name in fields}
+    chosen['data_dir'] = os.path.abspath(chosen['data_dir'])
     if earlier:  # Later, it has no effect.
         chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
-    used, validation = used_images(data_set, data_folder, chosen['validate_on'])
+
+    data_set, folder = records.fetch(data_sets.find(
+        FLAGS.dataset or its_data_set or kept.get('dataset', 'cifar10')), chosen['data_dir'])
+    training, validation = records.used(data_set, folder, chosen['validate_on'])
     chosen |= {
         'net': recipe.name, 'dataset': data_set.name, 'classes': tuple(data_set.classes),
-        'training_images': used.count(), 'workers': workers,
-        'images_checksum': records.checksum({**used.files(), **validation.files()})}
+        'training_images': training.count(), 'workers': workers,
+        'images_checksum': records.checksum({**training.files(), **validation.files()})}
     if os.path.isabs(data_set.folder):  # The user's own.
         chosen['dataset'] = data_set.folder
     if 'epochs' in given or chosen['max_steps'] is None:
-        epochs = recipe.epochs
-        if 'epochs' in given:
-            epochs = FLAGS.epochs
+        epochs = given.get('epochs', recipe.epochs)
         chosen['max_steps'] = max(1, round(
             epochs * chosen['training_images'] / (chosen['batch_size'] * workers)))
-    return run.Settings(**chosen)
-
-
-def validation_error(worker, sess, graph, stop):
-    """The validation error over all workers, each of which counts its shard.
-
-    Returns None if a signal, `session.StopSignal`, has ended it.
-    """
-    worker.share_variables(sess)  # Those that are saved.
-    counts = np.zeros(2)
-    sess.run(graph.first_image)
-    with contextlib.suppress(tf.errors.OutOfRangeError):
-        while not stop.number:
-            counts += sess.run(graph.count_op)
-    wrong_images, images, stopped = worker.sum([*counts, stop.number])
-    if stopped:
-        return None
-    return float(wrong_images / images)
-
-
-def used_images(data_set, folder, validate_on):
-    """The `records.Images` to train on, and those to validate on."""
-    subset = 'all'
-    if validate_on == 'held_out':
-        subset = 'training'
-    return (records.Images(data_set, folder, subset),
-            records.Images(data_set, folder, validate_on))
+    return run.Settings(**chosen), data_set, folder
 
 
 def is_given(name):
     """Whether a flag was given, by itself or by an alias."""
     return FLAGS[name].present or not FLAGS[name].using_default_value
+
+
+def validation_error(worker, sess, graph):
+    """The validation error over all workers, each of which counts its shard.
+
+    Returns None, in all workers, if a signal has ended it.
+    """
+    worker.share_variables(sess)  # Those that are saved.
+    counts = np.zeros(2)
+    sess.run(graph.first_image)
+    with contextlib.suppress(tf.errors.OutOfRangeError):
+        while not graph.stop.number:
+            counts += sess.run(graph.count_op)
+    wrong_images, images, stopped = worker.sum([*counts, graph.stop.number])
+    if stopped:
+        return None
+    return float(wrong_images / images)
 
 
 def wrong(logits, labels):
@@ -358,7 +334,7 @@ def wrong(logits, labels):
 
 
 def initial_values(recipe, images, settings):
-    """Values for the initial values of a new run's variables: {tensor: array}."""
+    """The values with which a new run starts: {variable: array}."""
     variables = [each for each in tf.global_variables() if each is not tf.train.get_global_step()]
     if settings.initial_checkpoint:
         trained = evaluate.find(settings.initial_checkpoint)
@@ -372,20 +348,21 @@ def initial_values(recipe, images, settings):
         found = {each: values[each.op.name] for each in variables if each.op.name in values}
     else:
         found = {}
-    return {variable.initial_value: value for variable, value in found.items()}
+    return found
 
 
 def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
-    trained = evaluate.find(FLAGS.train_dir, FLAGS.best, FLAGS.data_dir)
+    trained = evaluate.find(FLAGS.train_dir, FLAGS.best, evaluate.given_data_dir())
     if FLAGS.validate_on == 'held_out' and trained.settings.get('validate_on') != 'held_out':
         raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
                                '--validate_on=held_out: leave it out')
-    data_set, folder = records.fetch(
-        data_sets.find(FLAGS.dataset or trained.dataset), FLAGS.data_dir)
-    batch_size = trained.recipe.batch_size
-    if is_given('batch_size'):
-        batch_size = FLAGS.batch_size
+    data_dir = FLAGS.data_dir
+    if not is_given('data_dir'):
+        data_dir = trained.settings.get('data_dir', data_dir)
+    data_set, folder = records.fetch(data_sets.find(FLAGS.dataset or trained.dataset), data_dir)
+    if not is_given('batch_size'):
+        FLAGS.batch_size = trained.recipe.batch_size
     images = records.Images(data_set, folder, FLAGS.validate_on)
     if FLAGS.validate_on == 'held_out' and (
             run.is_of_version_1(trained.settings)
@@ -393,7 +370,7 @@ def evaluate_run():
         raise errors.UserError(f'{folder} does not hold the images on which {FLAGS.train_dir} was '
                                'trained, or version 1 trained it, so that others would be held '
                                'out: restore them, or leave out --validate_on=held_out')
-    counts = evaluate.confusion(trained, images, batch_size)
+    counts = evaluate.confusion(trained, images, FLAGS.batch_size)
     print(f'Evaluated {trained.checkpoint.path} on {counts.sum()} images of '
           f'{data_set.name} ({FLAGS.validate_on}).')
     print(f'{datetime.now()}: precision @ 1 = {counts.trace() / counts.sum():.3f}')
@@ -402,7 +379,13 @@ def evaluate_run():
 
 
 def main():
-    if FLAGS.device == 'cpu':  # Before TensorFlow looks for GPUs.
+    for name in filter(is_given, _WITHOUT_EFFECT):
+        print(f'--{name}: {FLAGS[name].help}', flush=True)
+    if FLAGS.type_config != 'float':
+        FLAGS.use_fp16 = True
+    if FLAGS.device_id is not None:  # Before TensorFlow looks for GPUs.
+        os.environ['CUDA_VISIBLE_DEVICES'] = FLAGS.device_id
+    if FLAGS.device == 'cpu':
         os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
     if FLAGS.device == 'gpu' and not tf.config.list_physical_devices('GPU'):
         raise errors.UserError('--device=gpu, but TensorFlow finds no GPU: use --device=auto, or '

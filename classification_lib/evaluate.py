@@ -209,7 +209,6 @@ class Classifier:
                 self.images, num_classes, training=False, dtype=cifar10.compute_type())
             self.probabilities = tf.nn.softmax(self.logits, name='probabilities')
             self._variables = tf.global_variables()
-            self._init = tf.variables_initializer(self._variables)
 
     @contextlib.contextmanager
     def restored(self, checkpoint):

@@ -21,9 +21,16 @@ def is_launcher() -> bool:
 
 
 class Meeting:
-    """See `workers.Meeting`."""
+    """How workers meet.
 
-    share_a_console = True  # All write to the console of the launcher.
+    Attributes:
+        rank: index of this worker. Worker 0 alone prints and saves.
+        size: number of workers.
+        names: of all workers, for messages; known once `addresses` has begun.
+        patience: seconds within which all servers must be reachable.
+    """
+
+    share_a_console = True  # Then worker 0 alone prints an error that all of them notice.
 
     def __init__(self, interface: str | None, patience: float) -> None:
         """Takes the network device by which other machines reach this one, or None, and how many
@@ -46,6 +53,7 @@ class Meeting:
 
     @contextlib.contextmanager
     def addresses(self) -> Iterator[list[str]]:
+        """Yields each worker's 'host:port'; this worker's port stays reserved in the block."""
         # Open MPI binds each of two processes to one core, where TensorFlow would have one thread.
         if hasattr(os, 'sched_setaffinity') and len(os.sched_getaffinity(0)) <= 2:
             os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
@@ -61,14 +69,16 @@ class Meeting:
             yield self.gather(f'{host}:{reserved.getsockname()[1]}')
 
     def use(self, server: Any) -> None:
-        """MPI needs no server."""
+        """Takes the server of this worker, which has started; MPI does not need it."""
 
     def gather(self, value: Any) -> list[Any]:
+        """JSON values of all workers, in their order; waits for them without limit."""
         arrival = self._world.Ibarrier()
         while not arrival.Test():  # MPI's own waiting would use a core.
             time.sleep(_POLL_SECONDS)
         return self._world.allgather(value)
 
     def abort(self, error: BaseException) -> None:
+        """Ends all workers when this process ends with this error."""
         # MPI_Abort instead of MPI_Finalize, which would wait for the others.
         self._set_abort_status(error)

@@ -63,6 +63,14 @@ def first_of_each_class(labels, count):
     return np.lexsort([labels, rank])[:max(count, len(classes))]
 
 
+def used(data_set, folder, validate_on):
+    """The `Images` to train on, and those to validate on: 'test', or 'held_out' ones."""
+    subset = 'all'
+    if validate_on == 'held_out':
+        subset = 'training'
+    return Images(data_set, folder, subset), Images(data_set, folder, validate_on)
+
+
 class Images(NamedTuple):
     """The images of a data set that are used for something."""
 

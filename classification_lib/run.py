@@ -1,9 +1,10 @@
 """What the folder of a run of classification.py holds, besides checkpoints and event files.
 
-`run.json` has the settings of the run; `metrics.csv` its figures, one row per hundred steps and
-validation; `params.h5` the variables after the last step; `best/` the checkpoint with the lowest
+`run.json` has the settings of the run; `metrics.csv` its figures, one row per --log_frequency steps
+and validation; `params.h5` the variables at the end; `best/` the checkpoint with the lowest
 validation error so far. A folder of checkpoints without `run.json` is a run of the tutorial.
 """
+import contextlib
 import csv
 import dataclasses
 import glob
@@ -16,7 +17,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from cifar10_lib import checkpoints, errors, files
+from cifar10_lib import checkpoints, errors, files, session
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -40,7 +41,8 @@ class Settings:
     """Everything on which the updates of a run depend. Those with a flag have its name."""
 
     net: str = dataclasses.field(metadata=_FIXED)
-    dataset: str  # A name, or a folder, which may have been moved.
+    dataset: str  # A name, or a folder.
+    data_dir: str  # It and the folder may have been moved.
     classes: tuple[str, ...] = dataclasses.field(metadata=_FIXED)
     validate_on: str = dataclasses.field(metadata=_FIXED)
     training_images: int = dataclasses.field(metadata=_FIXED)  # Number of images of an epoch.
@@ -97,7 +99,7 @@ def resumed(folder: str, earlier: Mapping[str, Any], settings: Settings) -> None
         if field.metadata:
             raise errors.UserError(f'{folder} holds a run with {field.name} {was}, not {now}: '
                                    f'change that back, {ADVICE}')
-        if field.name != 'dataset':
+        if field.name not in ('dataset', 'data_dir'):
             print(f'Resuming with --{field.name}={now} (was {was}).', flush=True)
 
 
@@ -110,6 +112,8 @@ def read(folder: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding='utf-8') as stream:
             content = json.load(stream)
+        if not isinstance(content, dict):
+            raise ValueError(f'it holds {content}')
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
@@ -124,9 +128,34 @@ def is_of_version_1(settings: Mapping[str, Any]) -> bool:
     return 'warmup_epoch' not in settings
 
 
+def earlier(opened: session.Run, restart: bool) -> dict[str, Any]:
+    """The settings of an earlier start of a run, by name; {} in a new run, or to start over.
+
+    Raises `errors.UserError` if the run could not continue exactly.
+    """
+    if restart:
+        return {}
+    folder = opened.folder
+    found = read(folder)
+    if opened.found is None:
+        if read_metrics(folder) or read(os.path.join(folder, BEST)):
+            raise errors.UserError(f'{folder} holds results of a run, but no checkpoint from which '
+                                   f'it could resume: restore one, {ADVICE}')
+        return {}
+    if found is None:
+        raise errors.UserError(f"{folder} holds a run of the tutorial's programs ({FILE} is "
+                               f'missing): {ADVICE}')
+    if is_of_version_1(found) and (
+            found.get('validate_on') == 'held_out' or found.get('workers', 1) > 1):
+        raise errors.UserError(f'{folder} holds a run of version 1, which held out other images, '
+                               f'or divided them between workers in another way: {ADVICE}')
+    return found
+
+
 def write(folder: str, settings: Settings, **more: Any) -> None:
     """Writes `run.json`, all or nothing; `more` has other JSON values by name."""
-    content = {**dataclasses.asdict(settings), 'tensorflow': tf.version.VERSION, **more}
+    content = {**dataclasses.asdict(settings), 'tensorflow': tf.version.VERSION,
+               'written': datetime.now().isoformat(), **more}
     with files.new_file(os.path.join(folder, FILE)) as stream:
         stream.write((json.dumps(content, indent=2, sort_keys=True) + '\n').encode())
 
@@ -337,6 +366,64 @@ class Best:
         for other in glob.glob(f'{glob.escape(self._folder)}/{checkpoints.NAME}-*'):
             if not other.startswith(f'{self._path}.'):
                 os.remove(other)
+
+
+class Results:
+    """What worker 0 writes while it trains: `run.json`, the `Log`, and the `Best` checkpoint.
+
+    A context: within it, the session has begun.
+    """
+
+    def __init__(self, folder: str, settings: Settings, first_step: int, frequency: int) -> None:
+        """Adds operations to the default graph; see `Log`."""
+        self._arguments = folder, settings, first_step, frequency
+        self._best = Best(folder, settings)
+
+    def __enter__(self) -> 'Results':
+        folder, settings, *_ = self._arguments
+        write(folder, settings)
+        self._log = Log(*self._arguments)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._log.close()
+
+    def lacks_validation(self) -> bool:
+        """Whether the run was stopped in the validation of the step from which it resumes."""
+        return self._log.lacks_validation()
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Logs a step."""
+        self._log.add(step, values)
+
+    def validated(self, sess: tf.Session, step: int, error: float | None) -> None:
+        """Keeps the best checkpoint, and logs a validation; None if a signal has ended it."""
+        # In this order: a resumed run repeats a validation without a row.
+        self._best.offer(sess, step, error)
+        self._log.validated(step, error)
+
+    def write_parameters(self, network: Collection[str]) -> None:
+        """Writes `params.h5` with the newest checkpoint's variables of a network, by name."""
+        folder = self._arguments[0]
+        found = checkpoints.newest(folder)
+        if found:
+            write_parameters(os.path.join(folder, PARAMETERS), found.values, network)
+
+
+class NoResults(contextlib.nullcontext):
+    """What the other workers write: nothing."""
+
+    def lacks_validation(self) -> bool:
+        return False
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def validated(self, sess: tf.Session, step: int, error: float | None) -> None:
+        pass
+
+    def write_parameters(self, network: Collection[str]) -> None:
+        pass
 
 
 def write_parameters(path: str, values: Mapping[str, np.ndarray],

@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.01
 
 
 class Meeting:
-    """See `workers.Meeting`. The chief or master, if any, is worker 0."""
+    """How workers meet: see `mpi.Meeting`. The chief or master, if any, is worker 0."""
 
     share_a_console = False
     patience = float('inf')  # They may be started by hand, one after another.

@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from cifar10_lib import errors
 from classification_lib import batch_norm, collectives, interfaces, mpi, tf_config
@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf
 
 AGAIN = 75  # Exit code if starting again may help: EX_TEMPFAIL of sysexits.h.
 
-# Variables of launchers that start several processes, but let them not meet.
+# Variables of launchers that start several processes without MPI.
 _OF_OTHER_LAUNCHERS = ('SLURM_STEP_NUM_TASKS', 'WORLD_SIZE', 'HOROVOD_SIZE')
 
 # How a step ends if another worker ends or is cut off. The text is in errors of any class.
@@ -43,30 +43,8 @@ _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones to
 Grads = Sequence[tuple[tf.Tensor | None, tf.Variable]]
 
 
-class Meeting(Protocol):
-    """How workers meet: `Alone`, `mpi.Meeting` or `tf_config.Meeting`."""
-
-    rank: int  # Index of this worker. Worker 0 alone prints and saves.
-    size: int  # Number of workers.
-    names: Sequence[str]  # Of all workers, for messages.
-    share_a_console: bool  # Whether an error that all of them notice is to be printed once.
-    patience: float  # Seconds within which all servers must be reachable.
-
-    def addresses(self) -> contextlib.AbstractContextManager[Sequence[str]]:
-        """Yields each worker's 'host:port'; this worker's port stays reserved in the block."""
-
-    def use(self, server: tf.train.Server) -> None:
-        """Gets the server of this worker, which has started."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """JSON values of all workers, in their order; waits for them without limit."""
-
-    def abort(self, error: BaseException) -> None:
-        """Ends all workers when this process ends with this error."""
-
-
 class Alone:
-    """A worker without others, a team of one."""
+    """How a worker without others meets them; `mpi.Meeting` says what these are."""
 
     rank, size, names, share_a_console = 0, 1, ('worker 0',), False
 
@@ -78,7 +56,8 @@ class Worker:
     """What this process does together with the other workers."""
 
     def __init__(self, meeting: Any, step_timeout: float) -> None:
-        """Takes a `Meeting` and the seconds that a step may take."""
+        """Takes `Alone`, an `mpi.Meeting` or a `tf_config.Meeting`, and the seconds that a step may
+        take."""
         self._meeting, self._step_timeout = meeting, step_timeout
         self.rank, self.size = meeting.rank, meeting.size
         self._server: _Server | None = None  # Alone, a worker needs none.
@@ -205,8 +184,8 @@ def joined(step_timeout: float, interface: str | None = None) -> Iterator[Worker
     if not worker.is_chief:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
     try:
-        worker.meet()
         with _lost_worker_explained(step_timeout):
+            worker.meet()
             yield worker
             worker.wait()  # Worker 0 has saved the last step.
     except BaseException as error:
