@@ -7,11 +7,13 @@ validation error so far. A folder of checkpoints without `run.json` is a run of 
 import contextlib
 import csv
 import dataclasses
+import errno
 import glob
 import io
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -275,17 +277,23 @@ class Log:
 
     def close(self) -> None:
         """Logs the steps since the last line."""
-        if self._values:
-            self._log()
+        try:
+            if self._values:
+                self._log()
+        except OSError as error:  # Ctrl-C ends `| tee`, too. The row has been written.
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
         self._bar.close()
 
     def _is_due(self, step):
         return step % self._frequency == 0
 
     def _log(self, validation_error=None):
-        """Adds a row, and prints a line with its figures."""
+        """Adds a row, then prints a line with its figures."""
         row = {'step': self._step, 'epoch': self._settings.epochs(self._step),
                'wall_time': time.time(), 'validation_error': validation_error}
+        text = ''
         if self._values:
             row |= {name: np.mean([values[name] for values in self._values], dtype=np.float64)
                     for name in self._values[0]}
@@ -296,15 +304,17 @@ class Log:
                 row['images_per_second'] = self._settings.images_per_step / sec_per_batch
                 text += (f' ({row["images_per_second"]:.1f} examples/sec; '
                          f'{sec_per_batch:.3f} sec/batch)')
-            self._show(text)
         self._values, self._seconds = [], []
         if self._rows and self._rows[-1]['step'] == self._step:  # It lacked its validation.
             self._rows[-1] = {**self._rows[-1], **row}
             self._rewrite()
-            return
-        self._rows.append(row)
-        with open(os.path.join(self._folder, METRICS), 'a', encoding='utf-8', newline='') as stream:
-            stream.write(_line(row))
+        else:
+            self._rows.append(row)
+            with open(os.path.join(self._folder, METRICS), 'a', encoding='utf-8',
+                      newline='') as stream:
+                stream.write(_line(row))
+        if text:
+            self._show(text)
 
     def _rewrite(self):
         with files.new_file(os.path.join(self._folder, METRICS)) as stream:

@@ -47,10 +47,10 @@ def test_a_resumed_run_is_the_same_as_one_without_a_stop(monkeypatch):
     expected = values(ran(max_steps=13, train_dir='whole'))
     for steps in (3, 8, 13):  # Within the first epoch, and the second.
         resumed = ran(max_steps=steps, train_dir='resumed', log_frequency=1)
-    for name, value in values(resumed).items():
-        # Statistics of the images. Adam multiplies differences of rounding in the others.
-        tolerance = {'rtol': 1e-5} if 'moving' in name else {'atol': 2e-3}
-        np.testing.assert_allclose(value, expected[name], **tolerance, err_msg=name)
+    found = values(resumed)
+    for name in ('bn/moving_mean', 'bn/moving_variance'):  # Of the images.
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+    np.testing.assert_allclose(found['linear/weights'], expected['linear/weights'], atol=1e-3)
     assert [row['step'] for row in rows(resumed)] == list(range(1, 14))
     other = values(ran(max_steps=13, train_dir='other', seed=2))['bn/moving_mean']
     assert abs(other / expected['bn/moving_mean'] - 1).max() > 1e-4
@@ -102,8 +102,8 @@ def test_the_initial_checkpoint_of_a_run_that_has_begun(capsys):
     ran(max_steps=2, train_dir='second')
     folder = ran(max_steps=1, initial_checkpoint='first')
     assert '--initial_checkpoint has no effect' not in capsys.readouterr().out
-    for options in ({}, {'initial_checkpoint': 'second'}):
-        ran(max_steps=2, **options)
+    for steps, options in ((2, {}), (3, {'initial_checkpoint': 'second'})):
+        ran(max_steps=steps, **options)
         assert run.read(str(folder))['initial_checkpoint'] == 'first'
         out = capsys.readouterr().out
         assert ('has no effect on a run that has begun' in out) == bool(options)

@@ -23,4 +23,6 @@ def save(folder, net, classes, data_set='cifar10'):
         step = tf.Variable(7, name='global_step', dtype=tf.int64)
         session.run(tf.global_variables_initializer(), values)
         tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=step)
-    run.write(folder, run_settings.of(net=net, classes=tuple(classes), dataset=data_set))
+    # With what a folder `best/` has.
+    run.write(folder, run_settings.of(net=net, classes=tuple(classes), dataset=data_set),
+              step=7, validation_error=0.5, checkpoint='model.ckpt-7')
