@@ -305,6 +305,18 @@ def scaled(opt):
     return opt
 
 
+def compute_gradients(opt, total_loss):
+    """The gradients of a loss: a list of (gradient, variable)."""
+    # By default, the gradients of an operation are gated: none is used before all are computed.
+    # Without gates, one operation computes those of a convolution's filter and bias, which saves an
+    # eighth of a step in bfloat16. In float32, a step is faster with gates, and they protect a
+    # variable that is not a resource from an update while another gradient reads it.
+    gate_gradients = opt.GATE_OP
+    if compute_type() == tf.bfloat16:
+        gate_gradients = opt.GATE_NONE
+    return opt.compute_gradients(total_loss, gate_gradients=gate_gradients)
+
+
 def update(opt, grads, global_step, *, averages=True):
     """Adds the ops that end a step: the update, moving averages and histograms.
 
@@ -358,9 +370,7 @@ def train(total_loss, global_step):
 
     with tf.control_dependencies([loss_averages_op]):
         opt = optimizer(lr)
-        # Without gates, TensorFlow computes the gradients of a convolution's filter and bias in one
-        # operation. In bfloat16, that saves an eighth of a step.
-        grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)
+        grads = compute_gradients(opt, total_loss)
 
     return update(opt, grads, global_step)
 

@@ -109,7 +109,7 @@ def train():
                         # Later towers share the variables, and add no summaries.
                         tf.get_variable_scope().reuse_variables()
 
-                        grads = opt.compute_gradients(loss)
+                        grads = cifar10.compute_gradients(opt, loss)
                         tower_losses.append(loss)
                         tower_grads.append(grads)
 

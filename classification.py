@@ -202,7 +202,7 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
 
     # The optimizer. Here the workers wait for one another, and agree on a signal.
     opt = recipe.optimizer(lr, settings.max_steps)
-    grads = opt.compute_gradients(loss, gate_gradients=opt.GATE_NONE)  # As in cifar10.py.
+    grads = cifar10.compute_gradients(opt, loss)
     grads = worker.mean_gradients(grads, FLAGS.with_all_reduce_callback)
     own_signal = tf.placeholder_with_default(0.0, [])
     mean_loss, mean_error, any_signal = worker.means([loss, error, own_signal])

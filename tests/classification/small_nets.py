@@ -11,7 +11,7 @@ import cifar10
 SIZE = 16  # Of its images.
 
 
-def inference(images, num_classes, training, dtype=tf.float32):
+def inference(images, num_classes, training, dtype=tf.float32, synchrony=None):
     """A batch norm of the images, and one layer, in float32: logits."""
     del dtype
     gamma = tf.get_variable('bn/gamma', [3], initializer=tf.ones_initializer())
@@ -40,7 +40,7 @@ RECIPE = recipes.Recipe(
     learning_rate=lambda: 0.01, batch_size=16, epochs=6)
 
 
-def inference_of_steps(images, num_classes, training, dtype=tf.float32):
+def inference_of_steps(images, num_classes, training, dtype=tf.float32, synchrony=None):
     """Classifies one fifteenth more of the half bright images correctly after each step: logits."""
     del training, dtype
     steps = tf.get_variable('steps', initializer=0.0)
