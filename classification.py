@@ -115,7 +115,7 @@ def train(worker):
     `worker` is this `workers.Worker`. Returns the number of the signal that ended the training, 0
     if none did. Raises `errors.UserError` if flags, images or the folder of the run do not fit.
     """
-    worker.compare({f'--{name}': FLAGS[name].value for name in FLAGS
+    worker.compare({f'--{FLAGS[name].name}': FLAGS[name].value for name in FLAGS
                     if FLAGS[name].name not in _OF_ONE_WORKER})
     with contextlib.ExitStack() as stack:
         # What an earlier start of the run has left. Only worker 0 uses its folder.

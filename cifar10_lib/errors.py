@@ -25,4 +25,5 @@ def one_line(error: BaseException) -> str:
         reason = re.search(pattern, message, re.MULTILINE)
         if reason:
             return reason.group(1)
-    return re.sub(r'^Graph execution error:\n+', '', message).partition('\n')[0]
+    frame = re.compile(r'Graph execution error:|From /job:|=+$|Detected at node|$')
+    return next((line for line in message.splitlines() if not frame.match(line)), message)
