@@ -50,14 +50,15 @@ def test_a_checkpoint(disk, free):
     trainer = spawn.start([spawn.ROOT / _COUNTER, run, f'{{{size}, "pause": 0.02}}'])
     spawn.read_until(trainer, 'step 25, ')
     filler = _fill(disk, free)
-    _, error = spawn.ended(trainer, 1)
+    out, error = spawn.ended(trainer, 1)
     assert f'No space left on device in {run}' in error and error.count('\n') == 1
+    assert 'Saved step' not in out
     saved = counting.latest(run)
     assert saved >= 20
     filler.unlink()
     again = spawn.run_script(_COUNTER, run, f'{{{size}, "last_step": {saved + 15}}}')
     assert (again.returncode, again.stderr) == (0, '')
-    assert f'Resuming from {run}/model.ckpt-{saved}.\n' in again.stdout
+    assert f'Resuming from {run} at step {saved}, until step {saved + 15}.\n' in again.stdout
     assert counting.latest(run) == saved + 15
 
 

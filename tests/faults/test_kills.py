@@ -47,7 +47,8 @@ def test_a_trainer_that_counts(request, tmp_path, number):
 def test_the_tutorial(request, tmp_path, script):
     """Edited to save every twenty steps."""
     project = copies.copy_with(tmp_path / 'project', {
-        script: {'restart=FLAGS.restart)': 'restart=FLAGS.restart, save_checkpoint_steps=20)'},
+        script: {'checkpoint_dir=FLAGS.train_dir,':
+                 'checkpoint_dir=FLAGS.train_dir, save_checkpoint_steps=20,'},
         'cifar10.py': {'INITIAL_LEARNING_RATE = 0.1 ': 'INITIAL_LEARNING_RATE = 0.01 '},
         'cifar10_input.py': {'_FOR_TRAIN = 50000': '_FOR_TRAIN = 200'}})
     data_dir = request.config.getoption('data_dir')

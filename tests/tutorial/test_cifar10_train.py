@@ -56,11 +56,12 @@ def test_the_scripts_as_a_user_runs_them(half_bright, tmp_path):
     assert filling == 'Filling queue with 20000 CIFAR images before starting to train.'
     assert [outcomes.LINE.fullmatch(line)[1] for line in steps] == ['0', '10']
     assert saved == f'Saved step 11 in {run}.'
-    first, filling, resuming, *steps, saved = lines(
+    first, filling, resuming, images, *steps, saved = lines(
         'cifar10_multi_gpu_train.py', '--max_steps=13', f'--train_dir={run}', '--num_gpus=2',
         '--log_frequency=1')
     assert first.startswith('Training 2 towers on ')
-    assert resuming == f'Resuming from {os.path.join(run, "model.ckpt-11")}.'
+    assert resuming == f'Resuming from {run} at step 11, until step 13.'
+    assert images.startswith('Resuming with ') and '(was ' in images
     assert [outcomes.LINE.fullmatch(line)[1] for line in steps] == ['11', '12']
     assert saved == f'Saved step 13 in {run}.'
     line, = lines('cifar10_eval.py', f'--checkpoint_dir={run}', '--run_once',
@@ -83,7 +84,7 @@ def test_it_resumes_and_restarts(trained, capsys):
     with flagsaver.flagsaver(max_steps=12, log_frequency=1):
         cifar10_train.main()
         out = capsys.readouterr().out
-        assert f'Resuming from {tenth}.\n' in out
+        assert f'Resuming from {FLAGS.train_dir} at step 10, until step 12.\n' in out
         assert [match[1] for match in outcomes.LINE.finditer(out)] == ['10', '11']
         with flagsaver.flagsaver(restart=True):
             cifar10_train.main(['script'])
