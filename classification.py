@@ -140,9 +140,13 @@ def train(worker):
         script.show_devices(cifar10.compute_type())
         print(f'{settings.max_steps} steps of {settings.images_per_step} images, by {worker.size} '
               f'worker(s), are {settings.epochs(settings.max_steps):.4g} epochs.', flush=True)
-        if settings.images_per_step > settings.training_images or settings.max_steps < 100:
-            print(f'These are few steps for {settings.training_images} images: for more, lower '
-                  '--batch_size and --learning_rate, or raise --epochs.', flush=True)
+        if settings.max_steps < 100 and not (earlier or is_given('max_steps')):
+            # By the linear scaling rule: see `recipes.linear_scaling`.
+            size = max(8, settings.max_steps * settings.batch_size // 100)
+            rate = settings.learning_rate * size / settings.batch_size
+            print('These are few steps. For about 100, start a new run with '
+                  f'--batch_size={size} --learning_rate={rate:.2g}, or with more --epochs.',
+                  flush=True)
 
         stack.enter_context(tf.Graph().as_default())
         graph = build_graph(worker, settings, first_step, not earlier, *records.used(
