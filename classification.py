@@ -51,7 +51,6 @@ import cifar10
 
 FLAGS = tf.app.flags.FLAGS
 
-flags.DEFINE_alias('b', 'batch_size')
 flags.DEFINE_string('net', 'resnet23', f'The network: {", ".join(recipes.TABLE)}.', short_name='n')
 flags.DEFINE_string('dataset', None, f'The images: {", ".join(data_sets.TABLE)}, or the folder of '
                     'a data set. By default cifar10; of --evaluate, that of the run.')
@@ -64,7 +63,6 @@ flags.DEFINE_float('warmup_epoch', 5, 'Number of epochs in which the learning ra
                    short_name='e')
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu', 'cudnn', 'cuda'], 'auto, cudnn and cuda '
                   'use a GPU if there is one, cpu does not, gpu requires one.', short_name='c')
-flags.DEFINE_alias('context', 'device')
 flags.DEFINE_string('train_dir', 'tmp.monitor', 'Folder of the run.', short_name='m')
 flags.DEFINE_integer('validate_every', 1, 'Number of epochs between validations; 0 means never.',
                      lower_bound=0)
@@ -93,8 +91,8 @@ flags.DEFINE_string('interface', None, 'Network device by which workers on other
 flags.mark_flags_as_mutual_exclusive(['epochs', 'max_steps'])
 
 # NNabla's names.
-flags.DEFINE_alias('monitor_path', 'train_dir')
-flags.DEFINE_alias('model_save_interval', 'save_checkpoint_steps')
+_ALIASES = {'b': 'batch_size', 'context': 'device', 'monitor_path': 'train_dir',
+            'model_save_interval': 'save_checkpoint_steps'}
 flags.DEFINE_string('device_id', None, 'Number of the GPU to use.', short_name='d')
 flags.DEFINE_enum('type_config', 'float', ['float', 'half', 'mixed_half'],
                   'half and mixed_half are --use_fp16.', short_name='t')
@@ -105,7 +103,7 @@ flags.DEFINE_float('weight_decay', None, 'No effect: each network has its own.',
 _WITHOUT_EFFECT = ('use_latest_checkpoint', 'model_save_path', 'weight_decay')
 
 # Flags that may differ between workers. All others are compared.
-_OF_ONE_WORKER = ('data_dir', 'train_dir', 'monitor_path', 'interface', 'restart')
+_OF_ONE_WORKER = ('data_dir', 'train_dir', 'interface', 'restart')
 _SAMPLE = 5000  # Number of images for the initial values of a network: airbench94's paper.
 
 
@@ -310,8 +308,8 @@ def chosen_settings(earlier, seed, workers):
 
 
 def is_given(name):
-    """Whether a flag was given, by itself or by an alias."""
-    return FLAGS[name].present or not FLAGS[name].using_default_value
+    """Whether the command line has a flag."""
+    return not FLAGS[name].using_default_value
 
 
 def validation_error(worker, sess, graph):
@@ -405,4 +403,4 @@ def main():
 
 
 if __name__ == '__main__':
-    script.run(main, batch_size=None)  # Its default depends on the network.
+    script.run(main, aliases=_ALIASES, batch_size=None)  # Its default depends on the network.

@@ -22,7 +22,7 @@ _EXPECTED = (errors.UserError, OSError, FloatingPointError, tf.errors.OpError,
              tf.train.NanLossDuringTrainingError)
 
 
-def run(main, positional='', **defaults):
+def run(main, positional='', aliases=None, **defaults):
     """Parses the command line, calls `main` and ends the process.
 
     Exit codes: 0 success; 1 user error, explained in one line on standard error (and in a traceback
@@ -32,6 +32,7 @@ def run(main, positional='', **defaults):
         main: function that returns the exit code, or None for 0. With `positional`, it gets the
             list of positional arguments.
         positional: their usage, such as 'IMAGE...' for at least one, 'SOURCE DATA_DIR' for two.
+        aliases: other names of flags, {alias: name}.
         defaults: other defaults of flags, by name.
     """
     if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
@@ -46,7 +47,7 @@ def run(main, positional='', **defaults):
     for name, value in defaults.items():
         FLAGS.set_default(name, value)
     try:
-        words = _parse(positional)
+        words = _parse(positional, aliases or {})
         code = main(words) if positional else main()
         print(end='', flush=True)  # An error of the last lines is one of this block.
     except KeyboardInterrupt:
@@ -125,7 +126,7 @@ def _own_flags():
             if module.startswith('cifar10') or module == sys.argv[0]}
 
 
-def _parse(positional):
+def _parse(positional, aliases):
     """Parses the flags, and returns the positional arguments; see `run`."""
     if {'--help', '-help', '-h', '--helpshort'}.intersection(sys.argv[1:]):
         script = sys.modules['__main__']
@@ -138,7 +139,7 @@ def _parse(positional):
         sys.exit(0)
     FLAGS.set_gnu_getopt(bool(positional))
     try:
-        words = FLAGS(list(map(_with_underscores, sys.argv)))[1:]
+        words = FLAGS([_canonical(word, aliases) for word in sys.argv])[1:]
         expected = len(positional.split())
         if len(words) < expected or (len(words) > expected and not positional.endswith('...')):
             raise flags.Error(f'got {" ".join(words) or "no arguments"}; expected '
@@ -156,11 +157,16 @@ def _parse(positional):
     return words
 
 
-def _with_underscores(word):
+def _canonical(word, aliases):
     """A word of the command line, in which --max-steps is written as --max_steps."""
-    name = re.match(r'--?(no)?([\w-]+)', word)
-    if name and name[2].replace('-', '_') in FLAGS:
-        return word[:name.start(2)] + name[2].replace('-', '_') + word[name.end():]
+    name = re.match(r'--?([\w-]+)', word)
+    if name:
+        flag = name[1].replace('-', '_')
+        flag = aliases.get(flag, flag)
+        if flag in FLAGS:
+            return f'--{flag}{word[name.end():]}'
+        if re.sub('^no_?', '', flag) in FLAGS:
+            return '--no' + re.sub('^no_?', '', flag) + word[name.end():]
     return word
 
 

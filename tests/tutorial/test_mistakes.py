@@ -47,9 +47,9 @@ def random_crop(images, size):
 ''', 'Need minval < maxval, got 0 >= -8'),
     'a record': ('cifar10_input.py', 'distort', '''
 def distort(images):
-    more = tf.reshape(images, [tf.shape(images)[0] + 1, 32, 32, 3], name='mine')  # Here.
-    return tf.cast(more[:, :24, :24], tf.float32)
-''', 'Input to reshape is a tensor with '),
+    others = tf.gather(images, 600 + tf.range(tf.shape(images)[0]), name='mine')  # Here.
+    return tf.cast(others[:, :24, :24], tf.float32)
+''', 'indices[0] = 600 is not in [0, '),
     'a function of Python': ('cifar10_input.py', 'distort', '''
 def distort(images):
     def mine(pixels):

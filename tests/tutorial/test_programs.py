@@ -260,7 +260,7 @@ def test_towers_and_a_plain_session(half_bright, capsys, inputs_of):
     assert 'precision @ 1 = ' in capsys.readouterr().out
     with flagsaver.flagsaver(max_steps=4):
         cifar10_train.main()
-    assert 'model.ckpt-3.\n' in capsys.readouterr().out
+    assert 'at step 3, until step 4.\n' in capsys.readouterr().out
     assert checkpoints.newest(FLAGS.train_dir).values['global_step'].dtype == np.int64
 
 
