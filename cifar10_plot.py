@@ -142,7 +142,7 @@ def _images(subset, found):
     data_set = data_sets.find(FLAGS.dataset or found.dataset)
     if not FLAGS.dataset and not found.settings:  # A run of the tutorial.
         data_set = _tutorial_set(data_set, found)
-    return records.Images(*records.fetch(data_set, FLAGS.data_dir), subset)
+    return records.Images(*records.fetch(data_set, evaluate.data_dir(found)), subset)
 
 
 def _tutorial_set(row, found):

@@ -54,9 +54,9 @@ def predict(words):
     width = max(len(text) for text in ['image', *paths])
     found = _trained()
     network = evaluate.Classifier(found.recipe, len(found.classes))
-    if not FLAGS.json:
-        print(f'{"image":{width}}  probability  class', flush=True)
     with network.restored(found.checkpoint) as session:
+        if not FLAGS.json:
+            print(f'{"image":{width}}  probability  class', flush=True)
         for start in range(0, len(paths), FLAGS.batch_size):
             readable, pixels = _read(paths[start:start + FLAGS.batch_size])
             if len(readable) < len(paths[start:start + FLAGS.batch_size]):

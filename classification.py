@@ -359,10 +359,8 @@ def evaluate_run():
     if FLAGS.validate_on == 'held_out' and trained.settings.get('validate_on') != 'held_out':
         raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
                                '--validate_on=held_out: leave it out')
-    data_dir = FLAGS.data_dir
-    if not is_given('data_dir'):
-        data_dir = trained.settings.get('data_dir', data_dir)
-    data_set, folder = records.fetch(data_sets.find(FLAGS.dataset or trained.dataset), data_dir)
+    data_set, folder = records.fetch(
+        data_sets.find(FLAGS.dataset or trained.dataset), evaluate.data_dir(trained))
     if not is_given('batch_size'):
         FLAGS.batch_size = trained.recipe.batch_size
     images = records.Images(data_set, folder, FLAGS.validate_on)

@@ -83,6 +83,11 @@ def _tutorial_classes(found, data_dir):
     return (*names, *map(str, range(len(names), count)))[:count]
 
 
+def data_dir(trained):
+    """The folder of the data sets for a `Trained` network: --data_dir if given, or that of the run."""
+    return given_data_dir() or trained.settings.get('data_dir', cifar10.FLAGS.data_dir)
+
+
 def given_data_dir():
     """The value of --data_dir; None if the user has not given it."""
     if cifar10.FLAGS['data_dir'].using_default_value:

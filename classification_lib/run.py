@@ -108,19 +108,19 @@ def resumed(folder: str, earlier: Mapping[str, Any], settings: Settings) -> None
 def read(folder: str) -> dict[str, Any] | None:
     """The content of `run.json`, settings by name; None if it is missing.
 
-    Raises `errors.UserError` if it is not JSON.
+    Raises `errors.UserError` if it is not what a run wrote.
     """
     path = os.path.join(folder, FILE)
     try:
         with open(path, encoding='utf-8') as stream:
             content = json.load(stream)
-        if not isinstance(content, dict):
-            raise ValueError(f'it holds {content}')
+        if not (isinstance(content, dict) and content.get('net') and content.get('classes')):
+            raise ValueError('the network or its classes are missing')
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise errors.UserError(f'{path} is not JSON ({error}): restore it, or choose another '
-                               'folder') from error
+        raise errors.UserError(f'{path} is not what a run wrote ({error}): restore it, or choose '
+                               'another folder') from error
     return content | content.pop('settings', {})  # Version 1 had two levels.
 
 
@@ -391,8 +391,8 @@ class Results:
 
     def __enter__(self) -> 'Results':
         folder, settings, *_ = self._arguments
-        write(folder, settings)
         self._log = Log(*self._arguments)
+        write(folder, settings)
         return self
 
     def __exit__(self, *_: Any) -> None:
