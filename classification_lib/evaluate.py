@@ -84,7 +84,7 @@ def _tutorial_classes(found, data_dir):
 
 
 def data_dir(trained):
-    """The folder of the data sets for a `Trained` network: --data_dir if given, or that of the run."""
+    """The folder of the data sets of a `Trained` network: --data_dir if given, or its own."""
     return given_data_dir() or trained.settings.get('data_dir', cifar10.FLAGS.data_dir)
 
 
