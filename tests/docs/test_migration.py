@@ -1,6 +1,5 @@
 """docs/migration.md: its stages compute the same, and its replacements what they replace."""
 import importlib.util
-import itertools
 import json
 import pathlib
 import re
@@ -18,7 +17,7 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from docs.migration import batch_norm, crf, lstm
+from docs.migration import batch_norm
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'docs/migration'
@@ -244,22 +243,6 @@ def test_with_towers_the_averages_follow_those_of_one(towers):
     assert (found[1] > 0.3) == (towers > 1)
 
 
-def test_crf_by_hand():
-    """Over all sequences of tags, the probabilities add up to 1; one of them, written out."""
-    random = np.random.RandomState(0)
-    scores = random.normal(size=[1, 4, 2]).astype(np.float32)
-    transitions = random.normal(size=[2, 2]).astype(np.float32)
-    every = np.array(list(itertools.product([0, 1], repeat=3)))  # Of length 3, and one beyond it.
-    tags = np.concatenate([every, np.zeros([8, 1], int)], 1).astype(np.int32)
-    likelihoods, _ = crf.crf_log_likelihood(
-        tf.constant(np.tile(scores, [8, 1, 1])), tags, [3] * 8, tf.constant(transitions))
-    with tf.Session() as session:
-        got = np.exp(session.run(likelihoods))
-    exponents = [sum(scores[0, t, tag] for t, tag in enumerate(path))
-                 + transitions[path[0], path[1]] + transitions[path[1], path[2]] for path in every]
-    np.testing.assert_allclose(got, np.exp(exponents) / np.sum(np.exp(exponents)), rtol=1e-5)
-
-
 def test_adam_continues_in_keras(tmp_path):
     """One step after ten of TensorFlow 1, with the second of two optimizers."""
     inputs = np.random.RandomState(0).normal(size=[8, 3]).astype(np.float32)
@@ -295,33 +278,3 @@ for loaded in (True, False):
     continued, afresh = map(json.loads, run(tmp_path, '-c', program).splitlines())
     np.testing.assert_allclose(continued, expected, atol=1e-7)
     assert abs(np.subtract(afresh, expected)).max() > 5e-4
-
-
-def test_an_lstm_continues_in_keras(tmp_path):
-    words = np.random.RandomState(0).normal(size=[4, 6, 3]).astype(np.float32)
-    lengths = np.array([6, 2, 1, 4])
-    outputs, (_, last) = tf.nn.dynamic_rnn(
-        lstm.BasicLSTMCell(3, 5), words, sequence_length=lengths, dtype=tf.float32)
-    kernel, bias = tf.trainable_variables()
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        session.run(bias.assign(np.random.RandomState(1).normal(size=20)))
-        values = session.run([kernel, bias])
-        expected = session.run(last)
-    assert [kernel.op.name, bias.op.name] == [
-        f'rnn/basic_lstm_cell/{name}' for name in ('kernel', 'bias')]
-    np.savez(tmp_path / 'values.npz', *values, words=words, lengths=lengths)
-    program = f'''
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import keras
-import numpy as np
-from docs.migration import lstm
-found = np.load('values.npz')
-mask = np.arange(6) < found['lengths'][:, np.newaxis]
-layer = keras.layers.LSTM(5)
-layer.build(found['words'].shape)
-layer.set_weights(lstm.keras_weights(found['arr_0'], found['arr_1']))
-print(layer(found['words'], mask=mask).numpy().tolist())
-'''
-    np.testing.assert_allclose(json.loads(run(tmp_path, '-c', program)), expected, atol=1e-6)
