@@ -123,9 +123,9 @@ def _training(recipe):
         global_step = tf.train.get_or_create_global_step()
         if recipe.name == 'tutorial':
             return cifar10.train(loss, global_step), loss
-        opt = cifar10.scaled(recipe.optimizer(tf.constant(recipe.learning_rate), 1000))
-        grads = opt.compute_gradients(loss, gate_gradients=opt.GATE_NONE)
-        return cifar10.update(opt, grads, global_step), loss
+        opt = recipe.optimizer(tf.constant(recipe.learning_rate()), 1000)
+        grads = cifar10.compute_gradients(opt, loss)
+        return cifar10.update(opt, grads, global_step, averages=recipe.averages), loss
 
     return _session(recipe, step)
 
