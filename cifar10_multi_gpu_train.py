@@ -50,7 +50,7 @@ def tower_loss(scope, images, labels):
     total_loss = tf.add_n(losses, name='total_loss')
 
     # A curve for each loss of the first tower, without its name, and outside of its scope.
-    if not tf.get_variable_scope().reuse:
+    if tf.get_variable_scope().reuse is not True:
         for each in losses + [total_loss]:
             loss_name = re.sub('%s_[0-9]*/' % cifar10.TOWER_NAME, '', each.op.name)
             with tf.name_scope(None):
