@@ -171,12 +171,12 @@ def test_the_published_network_and_ours(tmp_path):
         with tf.Graph().as_default():
             losses.append(six_steps(module, path, start))
         start = f'{path}-0'
-    np.testing.assert_allclose(*losses, atol=2e-6)
+    np.testing.assert_allclose(*losses, atol=2e-5)
     assert np.ptp(losses[0]) > 0.01
     theirs, ours = (checkpoints.read(f'{path}-6') for path in paths.values())
     assert theirs.keys() == ours.keys() and theirs['global_step'] == ours['global_step'] == 6
     for name in plain.SHAPES:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-6)
+        np.testing.assert_allclose(ours[name], theirs[name], atol=3e-5)
     for path in paths.values():
         expected = plain_logits(noise(8)[0], plain.read(f'{path}-6'))
         for module in paths:
