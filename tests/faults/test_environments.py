@@ -58,7 +58,7 @@ def _with_mounts(mounts, folder, *words, **variables):
     return subprocess.run(
         ['unshare', '--mount', 'sh', '-c', f'{mounts} && cd "$0" && exec "$@"', folder,
          sys.executable, *words],
-        env=spawn.environment(HOME='/nonexistent', LC_ALL='C', **variables), text=True,
+        env=spawn.environment(HOME='/proc/none', LC_ALL='C', **variables), text=True,
         stdin=subprocess.DEVNULL, capture_output=True, timeout=spawn.PATIENCE, check=False)
 
 

@@ -89,7 +89,7 @@ def _raise(error):
 
 @pytest.mark.parametrize('main, line', [
     (lambda: _raise(errors.UserError('what to do')), 'what to do'),
-    (lambda: os.listdir('/nowhere/x'), "No such file or directory: '/nowhere/x'"),
+    (lambda: os.listdir('missing/x'), "No such file or directory: 'missing/x'"),
     (lambda: _raise(FloatingPointError('two\nlines')), 'two lines'),
     (lambda: _raise(tf.errors.AbortedError(None, None, 'Stale file handle')), 'Stale file handle'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.
@@ -98,7 +98,8 @@ def _raise(error):
         'shape[9] by allocator GPU_0_bfc\n\t [[{{node Fill}}]]')),
      '(Fill): OOM when allocating tensor with shape[9] by allocator GPU_0_bfc. CIFAR10_TRACEBACK=1 '
      'shows all')])
-def test_errors_of_the_user_or_the_machine_are_one_line(run, monkeypatch, main, line):
+def test_errors_of_the_user_or_the_machine_are_one_line(run, monkeypatch, tmp_path, main, line):
+    monkeypatch.chdir(tmp_path)
     assert run(main) == (1, '', f'script.py: {line}\n')
     monkeypatch.setenv('CIFAR10_TRACEBACK', '1')
     code, _, error = run(main)
