@@ -69,6 +69,7 @@ def pytest_configure():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, 'SIGQUIT'):  # Not on Windows.
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` ignores it.
     tf.logging.set_verbosity(tf.logging.FATAL)  # As in the scripts.
     for script in _SCRIPTS:
         importlib.import_module(script)
