@@ -149,6 +149,9 @@ def test_read_cifar10_in_a_pipeline_of_ones_own(tmp_path):
 def six_steps(module, path, start=''):
     """Six steps of a module's network on fixed images, from a checkpoint or the first values:
     the losses. Saves the first values and the last."""
+    # Of 60 seeds, two brought a value so near to a tie in a pooling window, or to 0 in a ReLU, that
+    # rounding decided: weights of the two networks then differed by 1e-4.
+    tf.set_random_seed(1)
     images, labels = tf.placeholder(tf.float32, [8, 24, 24, 3]), tf.placeholder(tf.int32, [8])
     loss = module.loss(module.inference(images), labels)
     train_op = module.train(loss, tf.train.get_or_create_global_step())
@@ -171,12 +174,12 @@ def test_the_published_network_and_ours(tmp_path):
         with tf.Graph().as_default():
             losses.append(six_steps(module, path, start))
         start = f'{path}-0'
-    np.testing.assert_allclose(*losses, atol=2e-5)
+    np.testing.assert_allclose(*losses, atol=2e-6)
     assert np.ptp(losses[0]) > 0.01
     theirs, ours = (checkpoints.read(f'{path}-6') for path in paths.values())
     assert theirs.keys() == ours.keys() and theirs['global_step'] == ours['global_step'] == 6
     for name in plain.SHAPES:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=3e-5)
+        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-6)
     for path in paths.values():
         expected = plain_logits(noise(8)[0], plain.read(f'{path}-6'))
         for module in paths:

@@ -213,6 +213,7 @@ tf.app.flags.DEFINE_string('train_dir', '', 'Folder.')
 tf.app.flags.DEFINE_boolean('supervisor', False, 'Whether to use a Supervisor.')
 
 def build(cluster):
+    tf.set_random_seed(1)  # With some initial values, rounding decides a tie in a pooling window.
     with tf.device(tf.train.replica_device_setter(
             worker_device='/job:worker/task:%d' % FLAGS.task_index, cluster=cluster)):
         global_step = tf.Variable(0, name='global_step', trainable=False)
@@ -295,5 +296,5 @@ def test_a_parameter_server_and_synchronous_workers(tmp_path, session):
         for _ in range(3):
             session.run(step)
         for name, expected in session.run(variables).items():
-            np.testing.assert_allclose(last[name], expected, atol=3e-5)
+            np.testing.assert_allclose(last[name], expected, atol=1e-6)
             assert (last[name + plain.AVERAGE] != expected).any()
