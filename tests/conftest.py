@@ -69,7 +69,6 @@ def pytest_configure():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, 'SIGQUIT'):  # Not on Windows.
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` ignores it.
     tf.logging.set_verbosity(tf.logging.FATAL)  # As in the scripts.
     for script in _SCRIPTS:
         importlib.import_module(script)
@@ -83,6 +82,15 @@ def _fresh_graph_and_flags():
     with tf.Graph().as_default(), flagsaver.flagsaver():
         tf.set_random_seed(1)
         yield
+
+
+@pytest.fixture
+def hangup():
+    """SIGHUP has its effect, as in a terminal. After `nohup`, it is ignored, and the other tests
+    leave it so: they survive the end of the terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ def test_a_signal_ends_the_trainer_after_its_step(half_bright, number, code):
     assert step >= 6
 
 
+@pytest.mark.usefixtures('hangup')
 @pytest.mark.parametrize('first, second', [
     (signal.SIGINT, signal.SIGINT), (signal.SIGHUP, signal.SIGTERM)])
 def test_a_second_signal_ends_it_at_once(tmp_path, first, second):

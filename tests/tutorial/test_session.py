@@ -121,12 +121,13 @@ def test_no_files_without_a_folder_or_by_another_worker_than_the_chief(tmp_path,
 def test_checkpoints_by_steps_and_by_time(tmp_path):
     counting.train(tmp_path / 'steps', 6, save_checkpoint_steps=2)
     assert counting.steps(tmp_path / 'steps') == [6, 4, 2, 0]
-    for seconds, expected in ((1, {4, 2, 0}), (1000, {4, 0})):
-        counting.train(tmp_path / f'{seconds}', 4, save_checkpoint_secs=seconds,
-                       hooks=[At(2, lambda: time.sleep(1.1))])
-        saved = set(counting.steps(tmp_path / f'{seconds}'))
-        # On a busy machine, another step may take a second, too.
-        assert saved == expected or seconds == 1 and saved > expected
+    counting.train(tmp_path / 'often', 4, save_checkpoint_secs=1,
+                   hooks=[At(2, lambda: time.sleep(1.1))])
+    # On a busy machine, another step may take a second, too.
+    assert {4, 2, 0} <= set(counting.steps(tmp_path / 'often'))
+    counting.train(tmp_path / 'seldom', 4, save_checkpoint_secs=1000,
+                   hooks=[At(2, lambda: time.sleep(1.1))])
+    assert counting.steps(tmp_path / 'seldom') == [4, 0]
 
 
 def test_the_scaffold_is_used(tmp_path):
@@ -332,6 +333,7 @@ def test_without_restart_nothing_is_removed_or_emptied(tmp_path, gone):
 # ---- Signals
 
 
+@pytest.mark.usefixtures('hangup')
 @pytest.mark.parametrize('numbers, raised, code', [
     ([signal.SIGINT], KeyboardInterrupt, None), ([signal.SIGTERM], SystemExit, 143),
     ([signal.SIGHUP] * 2, SystemExit, 129), ([signal.SIGUSR1], SystemExit, 138),
