@@ -17,36 +17,6 @@ if platform.machine() in ('x86_64', 'AMD64'):
     _SETTINGS['TF_ENABLE_ONEDNN_OPTS'] = '1'
 
 
-@contextlib.contextmanager
-def _settings():
-    """Sets those of the variables that are not set, and removes them again."""
-    missing = [name for name in _SETTINGS if name not in os.environ]
-    os.environ.update({name: _SETTINGS[name] for name in missing})
-    try:
-        yield
-    finally:
-        for name in missing:
-            del os.environ[name]
-
-
-@contextlib.contextmanager
-def _without_lines():
-    """Libraries do not write to descriptor 2: some of TensorFlow's do at any level."""
-    try:
-        screen = os.dup(2)
-    except OSError:  # It is closed.
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    try:
-        yield
-    finally:
-        os.dup2(screen, 2)
-        os.close(screen)
-
-
 class StartError(ImportError):
     """TensorFlow cannot be imported. The message is one line."""
 
@@ -62,8 +32,17 @@ def _show_one_line(kind, error, traceback):
 if 'tensorflow' not in sys.modules:
     with contextlib.ExitStack() as stack:
         if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
-            stack.enter_context(_without_lines())
-        stack.enter_context(_settings())
+            # Some libraries write to descriptor 2 at any level.
+            with contextlib.suppress(OSError):
+                screen = os.dup(2)  # Raises an error if it is closed.
+                stack.callback(os.close, screen)
+                stack.callback(os.dup2, screen, 2)
+                with open(os.devnull, 'w') as nowhere:
+                    os.dup2(nowhere.fileno(), 2)
+        for name, value in _SETTINGS.items():
+            if name not in os.environ:
+                os.environ[name] = value
+                stack.callback(os.environ.pop, name)
         try:
             import tensorflow.compat.v1 as tf
             tf.disable_v2_behavior()  # Prints lines, too. cifar10_input.py calls it in any case.
