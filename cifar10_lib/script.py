@@ -1,5 +1,4 @@
 """The start and the end of a script: flags, one-line errors, exit codes, devices."""
-import ast
 import contextlib
 import difflib
 import math
@@ -129,11 +128,7 @@ def _own_flags():
 def _parse(positional, aliases):
     """Parses the flags, and returns the positional arguments; see `run`."""
     if {'--help', '-help', '-h', '--helpshort'}.intersection(sys.argv[1:]):
-        script = sys.modules['__main__']
-        text = script.__doc__
-        if text is None:  # By `python -OO`.
-            text = ast.get_docstring(ast.parse(pathlib.Path(script.__file__).read_text()))
-        print(text)
+        print(sys.modules['__main__'].__doc__)
         for module in _own_flags():
             print(FLAGS.module_help(module), flush=True)
         sys.exit(0)
@@ -145,16 +140,15 @@ def _parse(positional, aliases):
             raise flags.Error(f'got {" ".join(words) or "no arguments"}; expected '
                               f'{positional or "--name=value"}')
         _check_values()
-    except flags.UnrecognizedFlagError as error:
-        names = [flag.name for found in _own_flags().values() for flag in found]
-        hint = ''.join(f'. Did you mean: {name}?'
-                       for name in difflib.get_close_matches(error.flagname, names, 1))
-        errors.note(f"Unknown command line flag '{error.flagname}'{hint} (see --help)")
-        sys.exit(1)
+        return words
+    except flags.UnrecognizedFlagError as error:  # Its own hint may name a flag of absl.
+        reason = f"Unknown command line flag '{error.flagname}'"
+        names = [flag.name for flag in sum(_own_flags().values(), [])]
+        for name in difflib.get_close_matches(error.flagname, names, 1):
+            reason += f'. Did you mean: {name}?'
     except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
-        errors.note(f'{errors.one_line(error)} (see --help)')
-        sys.exit(1)
-    return words
+        reason = errors.one_line(error)
+    raise errors.UserError(f'{reason} (see --help)')
 
 
 def _canonical(word, aliases):
