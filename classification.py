@@ -120,7 +120,7 @@ def train(worker):
         opened, start = None, None
         if worker.is_chief:
             opened = stack.enter_context(session.opened(FLAGS.train_dir, FLAGS.restart))
-            start = opened.step, run.earlier(opened, FLAGS.restart), random.randrange(2 ** 31)
+            start = opened.step, run.earlier(opened), random.randrange(2 ** 31)
         first_step, earlier, seed = worker.share(start)
 
         settings, data_set, folder = chosen_settings(earlier, seed, worker.size)
@@ -152,8 +152,8 @@ def train(worker):
         results = run.NoResults()
         if worker.is_chief:
             results = run.Results(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
-            if FLAGS.restart:
-                session.remove_run(opened)
+            if opened.restart:
+                opened.remove_files()
             if not earlier:  # Before the first checkpoint, of which it says what it is.
                 run.write(FLAGS.train_dir, settings)
         make_steps(worker, settings, first_step, graph, opened, results)
@@ -397,7 +397,8 @@ def main():
         raise errors.UserError('--best and --per_class are for --evaluate: add it')
     with workers.joined(FLAGS.step_timeout, FLAGS.interface) as worker:
         number = train(worker)
-    session.end_by(number)
+    if number:
+        session.end_by(number)
 
 
 if __name__ == '__main__':

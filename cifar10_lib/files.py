@@ -35,43 +35,35 @@ def explain_full_disk(folder: str) -> Iterator[None]:
         raise
 
 
-class InUseError(errors.UserError):
-    """Another process holds a lock."""
-
-
 @contextlib.contextmanager
 def locked(path: str, waiting: str | None = None) -> Iterator[None]:
     """Holds a lock on a file, created if missing, until the block or the process ends.
 
     If another process holds it, prints the line `waiting` and waits, or without one raises
-    `InUseError`. Raises `OSError` if the file cannot be written.
+    `errors.UserError`. Raises `OSError` if the file cannot be written.
     """
+    folder = os.path.dirname(path)
     with open(path, 'ab') as stream:  # Closing it releases the lock.
-        try:
-            is_locked = _lock(stream)
-        except OSError as error:  # NFS without its lock daemon raises it.
-            print(f'Warning: {os.path.dirname(path)} cannot be locked ({error.strerror}): make '
-                  'sure that no other process uses it.', flush=True)
-            is_locked = True
-        if not is_locked:
-            if waiting is None:
-                raise InUseError(f'{path} is locked by another process')
-            print(waiting, flush=True)
-            while not _lock(stream):
+        while True:
+            try:
+                if sys.platform == 'win32':
+                    msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
+                else:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError) as error:  # Windows raises the latter.
+                if waiting is None:
+                    raise errors.UserError(f'{folder} is in use: another process trains there. '
+                                           'Stop that process, or choose another folder') from error
+                if waiting:
+                    print(waiting, flush=True)
+                    waiting = ''
                 time.sleep(0.1)
+            except OSError as error:  # NFS without its lock daemon raises it.
+                print(f'Warning: {folder} cannot be locked ({error.strerror}): make sure that no '
+                      'other process uses it.', flush=True)
+                break
         yield
-
-
-def _lock(stream):
-    """Locks an open file, unless another process holds the lock; returns whether it did."""
-    try:
-        if sys.platform == 'win32':
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # Windows raises the latter.
-        return False
-    return True
 
 
 @contextlib.contextmanager

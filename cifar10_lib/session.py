@@ -31,14 +31,27 @@ class Run:
 
     Attributes:
         folder: str.
+        restart: whether the run starts over, without the checkpoint.
         found: the `checkpoints.Found`, which was read once; None in a new run.
         step: the number of steps of earlier starts.
     """
 
-    def __init__(self, folder, found):
-        self.folder, self.found, self.step = folder, found, 0
-        if found:
-            self.step = checkpoints.step(found)
+    def __init__(self, folder, restart=False):
+        """Reads the checkpoint. Raises `errors.UserError` if all are damaged."""
+        self.folder, self.restart, self.found, self.step = folder, restart, None, 0
+        if not restart:
+            self.found = checkpoints.newest(folder)
+        if self.found:
+            self.step = checkpoints.step(self.found)
+
+    def remove_files(self):
+        """Removes the files of earlier starts; files of others stay."""
+        tf.summary.FileWriterCache.clear()  # Of an earlier session of this process.
+        for place in (self.folder, os.path.join(self.folder, 'best')):
+            if os.path.isdir(place):
+                for entry in list(os.scandir(place)):
+                    if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir():
+                        os.remove(entry.path)
 
 
 class StopSignal:
@@ -49,38 +62,29 @@ class StopSignal:
 
 @contextlib.contextmanager
 def opened(folder, restart=False):
-    """Locks a run's folder, which is created if necessary, and reads its newest checkpoint.
+    """Locks a run's folder, which is created if necessary, and yields the `Run`.
 
-    Yields the `Run`; with `restart`, one without a checkpoint: the caller will remove its files.
-    Raises `errors.UserError` if another process trains there, or all checkpoints
-    are damaged, and `OSError` if the folder cannot be written.
+    To start over, pass `restart`, then call `remove_files`. Raises `errors.UserError` if another
+    process trains there, or all checkpoints are damaged, and `OSError` if the folder cannot be
+    written.
     """
     folder = os.fspath(folder)
-    with files.explain_full_disk(folder), _locked(folder):
-        found = None
-        if not restart:
-            found = checkpoints.newest(folder)
-        yield Run(folder, found)
+    if not checkpoints.PATTERN_CHARACTERS.isdisjoint(folder):
+        raise errors.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
+                               "pattern and remove other runs' checkpoints. Choose another folder")
+    with files.explain_full_disk(folder):
+        os.makedirs(folder, exist_ok=True)
+        with files.locked(os.path.join(folder, '.lock')):
+            yield Run(folder, restart)
 
 
 def remove_run(folder):
     """Removes the files of a run from its folder, to start over; files of others stay.
 
-    `folder` is a path, or the `Run` that the caller has opened. Raises `errors.UserError` if
-    another process trains there.
+    Raises `errors.UserError` if another process trains there.
     """
-    with contextlib.ExitStack() as stack:
-        if isinstance(folder, Run):
-            folder = folder.folder
-        else:
-            folder = os.fspath(folder)
-            stack.enter_context(_locked(folder))
-        tf.summary.FileWriterCache.clear()  # Of an earlier session of this process.
-        for place in (folder, os.path.join(folder, 'best')):
-            if os.path.isdir(place):
-                for entry in list(os.scandir(place)):
-                    if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir():
-                        os.remove(entry.path)
+    with opened(folder, restart=True) as run:
+        run.remove_files()
 
 
 @contextlib.contextmanager
@@ -106,11 +110,12 @@ def training_session(*, master='', is_chief=True, checkpoint_dir=None, scaffold=
         OSError: the folder cannot be written, or the disk is full.
         FloatingPointError: the loss or a variable is not finite; it was not saved.
     """
-    steps = _Steps(stop)
-    hooks = [steps, *(hooks or [])]  # The first one to see a step end.
+    caught, is_over = stop or StopSignal(), False
+    steps = _Steps(lambda: is_over or (stop is None and caught.number))
+    hooks = list(hooks or [])
     scaffold = scaffold or tf.train.Scaffold()
     with contextlib.ExitStack() as stack:
-        saving = None
+        saver = None
         if is_chief and checkpoint_dir:
             run = checkpoint_dir
             if not isinstance(run, Run):
@@ -118,81 +123,82 @@ def training_session(*, master='', is_chief=True, checkpoint_dir=None, scaffold=
                 checkpoints.refuse_other_program(run.folder, 'classification.py')
             scaffold = _restored(run, scaffold)
             last_step = _last_step(hooks)
-            if run.found and run.step >= last_step:
-                print(f'Nothing to do: {run.folder} has {run.step} steps, and the last step is '
-                      f'{last_step}. Raise --max_steps, or start over with --restart.', flush=True)
-                steps.are_over = True
-                hooks = [steps]
+            is_over = run.step >= last_step
+            print(_progress(run, last_step), end='', flush=True)
+            if is_over:
+                hooks = []
             else:
-                if run.found:
-                    print(_resuming(run, last_step), flush=True)
-                saving = _Saving(run.folder)
-                # If another hook fails at the end, the last step has been saved.
-                hooks[1:1] = _hooks_of_the_chief(
-                    run.folder, scaffold, saving, save_checkpoint_secs, save_checkpoint_steps,
+                own, saver = _hooks_of_the_chief(
+                    run.folder, scaffold, save_checkpoint_secs, save_checkpoint_steps,
                     save_summaries_steps)
+                hooks = own + hooks  # If another hook fails at the end, the last step is saved.
                 # Closing it would let a session that begins in the same second replace its file.
                 stack.callback(tf.summary.FileWriterCache.get(run.folder).flush)
                 stack.enter_context(_events_fail_once())
-        stack.enter_context(_signals_caught(steps.stop, is_chief))
+        stack.enter_context(_signals_caught(caught, is_chief))
+        # `steps` is the first to see a step end, and by the last hook the last to see one begin.
+        hooks = [steps, *hooks, tf.train.FeedFnHook(steps.begins)]
         # MonitoredTrainingSession's own type would take the error of a lost disk or worker for a
         # preemption, and start again from the latest checkpoint.
         with tf.train.SingularMonitoredSession(hooks, scaffold, master, config) as session:
             try:
                 yield session
             except BaseException as error:
-                _after_error(error, session, steps, hooks, saving)
+                _after_error(error, session, steps, saver)
                 raise
-    if stop is None:
-        end_by(steps.stop.number)
+    if stop is None and caught.number:
+        end_by(caught.number)
 
 
 def end_by(number):
-    """Raises what ends a script after a signal, if its number is not 0."""
+    """Raises what ends a script after the signal of this number."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    if number:
-        raise SystemExit(128 + number)
+    raise SystemExit(128 + number)
 
 
 class _Steps(tf.train.SessionRunHook):
-    """Knows whether a step is running or has failed; ends the session after a signal.
+    """Knows whether a step is running or has failed; ends the session if the function `is_over`
+    says so.
 
     Python runs signal handlers after `session.run`.
     """
 
-    are_over = False  # Whether no steps are left.
-    are_running = False  # Whether a step is running, or has failed.
+    are_running = False
 
-    def __init__(self, stop):
-        self._stops_itself = stop is None
-        self.stop = stop or StopSignal()
+    def __init__(self, is_over):
+        self._is_over = is_over
 
     def after_create_session(self, session, coord):
         self.coord = coord
-        if self.are_over or self._is_stopped():
+        if self._is_over():
             coord.request_stop()
 
-    def before_run(self, run_context):
+    def begins(self):
         self.are_running = True
 
     def after_run(self, run_context, run_values):
         self.are_running = False
-        if self._is_stopped():
+        if self._is_over():
             run_context.request_stop()
 
-    def _is_stopped(self):
-        return self._stops_itself and self.stop.number
 
-
-class _CheckpointSaverHook(tf.train.CheckpointSaverHook):
-    """Saves a step when the next one begins.
+class _SaverHook(tf.train.CheckpointSaverHook):
+    """Saves a step when the next one begins, unless a variable is not finite.
 
     What a loop does after a step, such as a validation, is then complete before the checkpoint from
-    which a killed run resumes.
+    which a killed run resumes. `tf.train.NanTensorHook` does not keep the latest checkpoint good:
+    the loss of a step is that of the weights before it.
     """
 
-    _run_values = None  # Of the last step.
+    _run_values = _saved = None  # Of the last step; the last step that was saved.
+
+    def __init__(self, folder, save_secs, save_steps, saver):
+        super().__init__(folder, save_secs, save_steps, saver)
+        with tf.device('/cpu:0'), tf.name_scope('finite'):
+            self._check = tf.group(*[
+                tf.debugging.check_numerics(each, each.op.name)
+                for each in tf.global_variables() if each.dtype.base_dtype.is_floating])
 
     def before_run(self, run_context):
         if self._run_values is not None:
@@ -202,33 +208,31 @@ class _CheckpointSaverHook(tf.train.CheckpointSaverHook):
     def after_run(self, run_context, run_values):
         self._run_values = run_values
 
+    def refuse_divergence(self, session, reason=None):
+        """Raises an error that names a variable that is not finite, or with another reason."""
+        try:
+            session.run(self._check)
+        except tf.errors.InvalidArgumentError as error:
+            reason = errors.one_line(error)
+        if reason:
+            raise FloatingPointError(f'Training diverged: {reason}. The checkpoints in '
+                                     f'{self._checkpoint_dir} are from before')
 
-def _hooks_of_the_chief(folder, scaffold, saving, save_secs, save_steps, summary_steps):
-    """The hooks that MonitoredTrainingSession adds, too."""
-    found = [tf.train.StepCounterHook(output_dir=folder)]
-    if summary_steps:
-        found.append(tf.train.SummarySaverHook(summary_steps, None, folder, scaffold=scaffold))
-    if save_steps:
-        save_secs = None
-    if save_secs or save_steps:
-        found.append(_CheckpointSaverHook(
-            folder, save_secs, save_steps, scaffold.saver, listeners=[saving]))
-    return found
+    def _save(self, session, step):
+        self.refuse_divergence(session)
+        super()._save(session, step)
+        self._saved = step
 
-
-@contextlib.contextmanager
-def _locked(folder):
-    """Creates a run's folder if necessary, and locks it against other trainers."""
-    if not checkpoints.PATTERN_CHARACTERS.isdisjoint(folder):
-        raise errors.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
-                               "pattern and remove other runs' checkpoints. Choose another folder")
-    os.makedirs(folder, exist_ok=True)
-    try:
-        with files.locked(os.path.join(folder, '.lock')):
-            yield
-    except files.InUseError as error:
-        raise errors.UserError(f'{folder} is in use: another process trains there. Stop that '
-                               'process, or choose another folder') from error
+    def end(self, session):
+        step = session.run(self._global_step_tensor)
+        if step != self._saved:
+            self._save(session, step)
+        try:
+            print(f'Saved step {step} in {self._checkpoint_dir}.', flush=True)
+        except OSError as error:  # Ctrl-C ends `| tee`, too. Other hooks have something to save.
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
 
 
 def _last_step(hooks):
@@ -238,8 +242,26 @@ def _last_step(hooks):
                 and hook._last_step is not None), default=np.inf)
 
 
-def _resuming(run, last_step):
-    """The lines that say where a run resumes, and what changes."""
+def _hooks_of_the_chief(folder, scaffold, save_secs, save_steps, summary_steps):
+    """The hooks that MonitoredTrainingSession adds, too; and the `_SaverHook` of them, or None."""
+    found, saver = [tf.train.StepCounterHook(output_dir=folder)], None
+    if summary_steps:
+        found.append(tf.train.SummarySaverHook(summary_steps, None, folder, scaffold=scaffold))
+    if save_steps:
+        save_secs = None
+    if save_secs or save_steps:
+        saver = _SaverHook(folder, save_secs, save_steps, scaffold.saver)
+        found.append(saver)
+    return found, saver
+
+
+def _progress(run, last_step):
+    """The lines that say where a run resumes, and what changes; '' for a new one."""
+    if run.step >= last_step:
+        return (f'Nothing to do: {run.folder} has {run.step} steps, and the last step is '
+                f'{last_step}. Raise --max_steps, or start over with --restart.\n')
+    if run.found is None:
+        return ''
     text = f'Resuming from {run.folder} at step {run.step}'
     if last_step < np.inf:
         text += f', until step {last_step}'
@@ -249,7 +271,7 @@ def _resuming(run, last_step):
     if was and now and was != now:
         text += (f'.\nResuming with {now[0]} images per step (was {was[0]}): the schedule treats '
                  f'all {run.step} steps as steps of {now[0]} images')
-    return text + '.'
+    return text + '.\n'
 
 
 def _restored(run, scaffold):
@@ -276,59 +298,18 @@ def _restored(run, scaffold):
             {variable: found.values[name] for name, variable in restored.items()}))
 
 
-class _Saving(tf.train.CheckpointSaverListener):
-    """Refuses to save variables that are not finite, so that the latest checkpoint stays good.
-
-    `tf.train.NanTensorHook` is not enough: the loss of a step is that of the weights before it.
-    """
-
-    _saved = None  # The last step that was saved.
-
-    def __init__(self, folder):
-        self._folder = folder
-        with tf.device('/cpu:0'), tf.name_scope('finite'):
-            self._check = tf.group(*[
-                tf.debugging.check_numerics(each, each.op.name)
-                for each in tf.global_variables() if each.dtype.base_dtype.is_floating])
-
-    def before_save(self, session, global_step_value):
-        try:
-            session.run(self._check)
-        except tf.errors.InvalidArgumentError as error:
-            raise self.diverged(errors.one_line(error)) from error
-
-    def diverged(self, reason):
-        """The error of a run whose numbers are not finite."""
-        return FloatingPointError(f'Training diverged: {reason}. The checkpoints in {self._folder} '
-                                  'are from before')
-
-    def after_save(self, session, global_step_value):
-        self._saved = global_step_value
-
-    def end(self, session, global_step_value):
-        if self._saved != global_step_value:  # The disk is full.
-            return
-        try:
-            print(f'Saved step {global_step_value} in {self._folder}.', flush=True)
-        except OSError as error:  # Ctrl-C ends `| tee`, too. Other hooks have something to save.
-            if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
-
-
-def _after_error(error, session, steps, hooks, saving):
+def _after_error(error, session, steps, saver):
     """Saves the steps that an error would lose, or raises one that explains it."""
-    if isinstance(error, tf.train.NanLossDuringTrainingError) and saving:
-        saving.before_save(session.raw_session(), None)  # Names a variable that is not finite.
-        raise saving.diverged('the loss is NaN') from error
+    if saver is None:
+        return
+    if isinstance(error, tf.train.NanLossDuringTrainingError):
+        saver.refuse_divergence(session.raw_session(), 'the loss is NaN')
     # If a step failed, the variables may be half updated; not if it waited for input that failed.
     is_half_updated = (steps.are_running and isinstance(error, tf.errors.OpError)
                        and not steps.coord.should_stop())
-    if saving and not (is_half_updated or isinstance(error, FloatingPointError)):
-        for hook in hooks:
-            if isinstance(hook, tf.train.CheckpointSaverHook):
-                with contextlib.suppress(Exception):  # The first error matters.
-                    hook.end(session.raw_session())
+    if not (is_half_updated or isinstance(error, FloatingPointError)):
+        with contextlib.suppress(Exception):  # The first error matters.
+            saver.end(session.raw_session())
 
 
 @contextlib.contextmanager

@@ -130,12 +130,12 @@ def is_of_version_1(settings: Mapping[str, Any]) -> bool:
     return 'warmup_epoch' not in settings
 
 
-def earlier(opened: session.Run, restart: bool) -> dict[str, Any]:
+def earlier(opened: session.Run) -> dict[str, Any]:
     """The settings of an earlier start of a run, by name; {} in a new run, or to start over.
 
     Raises `errors.UserError` if the run could not continue exactly.
     """
-    if restart:
+    if opened.restart:
         return {}
     folder = opened.folder
     found = read(folder)

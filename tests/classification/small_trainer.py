@@ -37,7 +37,8 @@ def main(words):
         found = _train(folder, options, worker, stop)
         number = worker.largest(stop.number)
     pathlib.Path(folder, f'worker-{worker.rank}.json').write_text(json.dumps(found))
-    session.end_by(int(number))
+    if number:
+        session.end_by(int(number))
 
 
 def _train(folder, options, worker, stop):

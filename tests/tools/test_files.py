@@ -81,7 +81,7 @@ def test_a_lock_ends_with_its_block_and_its_process(tmp_path, end):
     path = str(tmp_path / 'lock')
     first = _holder(path)
     assert first.stdout.readline() == 'It is mine.\n'
-    with pytest.raises(files.InUseError), files.locked(path):
+    with pytest.raises(errors.UserError), files.locked(path):
         pytest.fail('the block must not run')
     second = _holder(path)
     assert second.stdout.readline() == 'Waiting.\n'
@@ -93,7 +93,7 @@ def test_a_lock_ends_with_its_block_and_its_process(tmp_path, end):
         first.communicate('')
     assert second.stdout.readline() == 'It is mine.\n'
     second.communicate('')
-    with files.locked(path), pytest.raises(files.InUseError), files.locked(path):
+    with files.locked(path), pytest.raises(errors.UserError), files.locked(path):
         pytest.fail('the block must not run')
 
 

@@ -426,9 +426,9 @@ def test_a_run_that_diverges(trained, monkeypatch):
 
 
 @pytest.mark.parametrize('when, error', [
-    ('before_run', ZeroDivisionError()), ('the loop', ZeroDivisionError()),
-    ('the loop', SystemExit(5)), ('end', ZeroDivisionError()),
-    ('after_run', tf.errors.NotFoundError(None, None, 'no images'))])  # As of an evaluation.
+    ('before_run', tf.errors.NotFoundError(None, None, 'no images')),  # As of an evaluation.
+    ('the loop', ZeroDivisionError()), ('the loop', SystemExit(5)), ('end', ZeroDivisionError()),
+    ('after_run', tf.errors.NotFoundError(None, None, 'no images'))])
 def test_an_error_between_two_steps_saves_them(tmp_path, when, error):
     class Failing(tf.train.SessionRunHook):
         steps = 0
