@@ -128,7 +128,7 @@ def _own_flags():
 def _parse(positional, aliases):
     """Parses the flags, and returns the positional arguments; see `run`."""
     if {'--help', '-help', '-h', '--helpshort'}.intersection(sys.argv[1:]):
-        print(sys.modules['__main__'].__doc__)
+        print(sys.modules['__main__'].__doc__ or '')  # `python -OO` removes it.
         for module in _own_flags():
             print(FLAGS.module_help(module), flush=True)
         sys.exit(0)
