@@ -3,6 +3,7 @@ of the exercises do what it says."""
 import importlib
 import json
 import re
+import runpy
 
 from cifar10_lib import checkpoints
 
@@ -43,20 +44,16 @@ def test_quotations_are_the_code(path, quotation):
 
 
 @pytest.mark.parametrize('path', sorted({path for path, _ in commented('output')}))
-def test_examples_print_what_the_text_shows(path, tmp_path):
-    """An example that is quoted in stages has an output below each."""
-    expected = ''.join(output for each, output in commented('output') if each == path)
-    done = spawn.run_script(path, env=spawn.environment(TMPDIR=str(tmp_path)))
-    assert done.stdout == expected, done.stderr
-
-
-def test_a_reader_can_type_in_the_trainer(tmp_path):
-    """Its four stages in the text are the whole program."""
-    path = 'docs/examples/trainer.py'
-    (tmp_path / 'typed.py').write_text(
-        '\n'.join(code for each, code in commented('quote') if each == path))
-    done = spawn.run([tmp_path / 'typed.py'])
-    assert done.stdout == ''.join(output for each, output in commented('output') if each == path)
+def test_examples_print_what_the_text_shows(path, tmp_path, capsys):
+    """A program that is quoted in stages has an output below each; here, it is typed in from the
+    text."""
+    program = spawn.ROOT / path
+    if path == 'docs/examples/trainer.py':
+        program = tmp_path / 'typed.py'
+        program.write_text('\n'.join(code for each, code in commented('quote') if each == path))
+    runpy.run_path(str(program))
+    assert capsys.readouterr().out == ''.join(
+        output for each, output in commented('output') if each == path)
 
 
 def test_figures_show_what_tensorflow_computes():
