@@ -1,4 +1,5 @@
-"""docs/differences.md: the changes with which the tutorial's own multi-GPU script runs."""
+"""docs/differences.md: each row has a test, and the tutorial's own multi-GPU script runs after the
+three changes of the page."""
 import re
 
 from cifar10_lib import checkpoints
@@ -14,6 +15,45 @@ import cifar10_eval
 
 FLAGS = flags.FLAGS
 PAGE = (spawn.ROOT / 'docs/differences.md').read_text()
+
+# The test of each row of the table, by the first words of the row.
+TESTS = {
+    'deletes `--train_dir`': 'test_resumes_exactly_and_stops_exactly',
+    'multi-GPU script counts': 'test_values_are_converted_and_new_averages_of_losses_start_at_zero',
+    'moving averages': 'test_the_update_and_the_average_by_hand',
+    'multi-GPU script runs': 'test_a_run_on_two_towers',
+    'multi-GPU script prints': 'test_the_loss_of_a_step_is_the_mean_of_the_towers',
+    'multi-GPU script saves': 'test_checkpoints_by_steps_and_by_time',
+    'with `--use_fp16`,': (
+        'test_half_precision_learns_and_keeps_float32_variables test_float16_gradients_are_scaled'),
+    'continues with': 'test_nan_in_the_loss test_variables_that_are_not_finite_are_not_saved',
+    'the first': 'test_the_speed_is_that_of_all_steps',
+    'two trainers': 'test_two_trainers_in_one_folder',
+    'a damaged': 'test_a_damaged_newest_checkpoint',
+    'absolute paths': 'test_a_run_that_was_moved',
+    '`MonitoredTrainingSession` restarts': 'test_a_lost_network_share_is_not_a_preemption',
+    '`tf.nn.lrn`': 'test_equals_tensorflows',
+    '`wd=0.0` for': 'test_names_and_summaries_of_a_training_graph',
+    '`inference` flattens': 'test_a_network_of_a_fixed_batch_size',
+    'reads and': 'test_distortions_equal_those_of_tf_image',
+    '"2 label': 'test_three_records',
+    '`inputs` shuffles': 'test_evaluation_reads_each_record_once_in_order',
+    "`inputs(eval_data='train_eval')` reads": 'test_the_name_of_a_set',
+    'a missing': 'test_a_missing_file',
+    'accepts any': 'test_damaged_files_are_named_and_stay',
+    'trusts and': (
+        'test_a_file_with_the_wrong_checksum_is_removed '
+        'test_only_the_files_of_the_folder_are_unpacked'),
+    'deletes `--eval_dir`': 'test_the_latest_checkpoint',
+    'evaluates 10,112': 'test_which_images_count',
+    'in a': 'test_one_prediction_per_image',
+    '`--run_once` without': 'test_without_a_checkpoint',
+    'evaluates the': 'test_it_waits_for_checkpoints_and_takes_each_once',
+    'an error': 'test_input_that_fails_saves_the_steps',
+    'ignores misspelled': 'test_an_unknown_flag_is_refused_and_nothing_is_written',
+    'leaves oneDNN': 'test_one_dnn_is_used_unless_the_user_says_no',
+    'a full': 'test_a_checkpoint',
+}
 
 # The calls of the published script in their order, for TensorFlow 1.
 PUBLISHED = '''
@@ -137,6 +177,15 @@ def changed(script):
     before, _, after = script.partition('        batch_queue = tf.contrib')
     _, _, after = after.partition('num_gpus)\n')
     return before + re.sub('^', ' ' * 8, queue.rstrip(), flags=re.MULTILINE) + '\n' + after
+
+
+def test_each_row_of_the_table_has_a_test():
+    rows = re.findall(r'^\| (.*?) \|', PAGE.partition('## What was changed')[2], re.MULTILINE)[2:]
+    source = ''.join(path.read_text() for path in (spawn.ROOT / 'tests').glob('*/test_*.py'))
+    for row in rows:
+        names, = (names for words, names in TESTS.items() if row.startswith(words))
+        assert all(f'def {name}(' in source for name in names.split()), row
+    assert len(rows) == len(TESTS)
 
 
 @pytest.mark.slow

@@ -49,15 +49,3 @@ def test_modules_exist(page):
     for path in re.findall(r'(?<![\w./-])(?:cifar10|classification|docs/|benchmarks/|tests/|test_)'
                            r'[\w/]*\.(?:py|sh)\b', (ROOT / page).read_text()):
         assert (ROOT / path).exists() or any(ROOT.glob(f'tests/*/{path}')), path
-
-
-def test_tests_of_differences_exist():
-    """In the column `test`: files, and names of tests in the file before them."""
-    rows = re.findall(r'^\|[^|]*\|[^|]*\|[^|]*\| (`[^|]*) \|$',
-                      (ROOT / 'docs/differences.md').read_text(), re.MULTILINE)
-    assert len(rows) > 25
-    for cell in rows:
-        file, *names = re.findall(r'`([\w.]+)`', cell)
-        path, = ROOT.glob(f'tests/*/{file}')
-        for name in names:
-            assert f'def {name}(' in path.read_text(), cell
