@@ -1,6 +1,6 @@
 # make demo      trains 300 steps on generated images and evaluates them; downloads no images
-# make test      runs the linters and the quick tests
-# make check     runs the linters and all tests
+# make test      runs the linters and the quick tests (MAKE_TEST_TIME)
+# make check     runs the linters and all tests (MAKE_CHECK_TIME)
 # make coverage  runs the quick tests and prints how much of each file they execute
 # make format    sorts imports and repairs what the linter can repair
 # make docs      builds the site into _site/
@@ -17,6 +17,7 @@ demo: .venv/$(REQUIREMENTS)
 	.venv/bin/python cifar10_train.py --data_dir=.demo --train_dir=.demo/run --max_steps=300 --restart
 	.venv/bin/python cifar10_eval.py --data_dir=.demo --checkpoint_dir=.demo/run \
 	    --eval_dir=.demo/eval --run_once
+	@echo 'It works. Next: source .venv/bin/activate, then python cifar10_train.py --max_steps=1000'
 
 test: .venv/requirements-dev.txt
 	.venv/bin/ruff check .
@@ -47,12 +48,13 @@ notebook: .venv/requirements-dev.txt
 
 # A copy of the requirements shows what is installed; it is older than changed requirements.
 .venv/%: % $(wildcard requirements*.txt)
-	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info < (3, 14) or sys.exit( \
-	    f"Python {sys.version.split()[0]} found; expected 3.10 to 3.13: add PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit( \
+	    f"Python {sys.version.split()[0]} found; expected 3.10 or newer: add PYTHON=python3.12"); \
+	    sys.version_info < (3, 14) or print("Python 3.14 and newer have not been tested.")'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo 'Python has no module venv: apt install python3-venv, or choose another PYTHON'; exit 1; }
 	@$(PYTHON) -m venv .venv
-	@echo 'Installing $< into .venv: about 2 GB, a minute or more.'
+	@echo 'Installing $< into .venv: up to 2 GB, a minute or more.'
 	@.venv/bin/pip install -r $<
 	@cp $< $@
 

@@ -13,6 +13,7 @@ project = 'CIFAR-10 in graph mode'
 extensions = ['myst_nb']
 root_doc = 'docs/site/index'
 include_patterns = ['README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'docs/*.md',
+                    'docs/runs/README.md',
                     'docs/tutorial_notebook.ipynb', 'docs/site/index.md']
 html_theme = 'furo'  # Search, contents, a dark mode, and pages that fit a phone.
 html_title = project
