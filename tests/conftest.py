@@ -1,10 +1,14 @@
 """Set-up of all tests: parsed flags, a fresh graph, small record files and a trained run."""
 import contextlib
 import importlib
+import logging
 import os
 import pathlib
 import shutil
 import signal
+
+# Otherwise, a warning that TensorFlow logs while it is imported comes after the results.
+logging.getLogger('tensorflow').setLevel(logging.FATAL)
 
 from cifar10_lib import quiet  # noqa: F401, imports TensorFlow quietly.
 
