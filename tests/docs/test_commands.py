@@ -28,7 +28,7 @@ _FLAGS = {
 
 
 def commands(page):
-    """The commands of a page's blocks that run a script; test_usage.py runs the loop over seeds."""
+    """The commands of a page's blocks that run a script."""
     blocks = re.findall(r'^```[a-z]*\n(.*?)^```', (spawn.ROOT / page).read_text(),
                         re.DOTALL | re.MULTILINE)
     lines = '\n'.join(blocks).replace('\\\n', ' ').splitlines()
