@@ -7,7 +7,7 @@ tf.disable_v2_behavior()
 
 
 def line(x):
-    w = tf.Variable(0.0, name='w')
+    w = tf.Variable(0.0, name='w')  # Always a new one; if the name exists, it becomes w_1.
     with tf.variable_scope('line', reuse=tf.AUTO_REUSE):
         b = tf.get_variable('b', [], initializer=tf.zeros_initializer())
     return w * x + b
@@ -21,7 +21,7 @@ with tf.Graph().as_default(), tf.Session() as session:
 
     tf.summary.scalar('loss', loss)
     summaries = tf.summary.merge_all()
-    mean, add = tf.metrics.mean(loss)
+    mean, add = tf.metrics.mean(loss)  # In local variables, which are not saved.
     saver = tf.train.Saver(max_to_keep=5)
     session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
     writer = tf.summary.FileWriter(folder, session.graph)
@@ -35,14 +35,14 @@ with tf.Graph().as_default(), tf.Session() as session:
 with tf.Graph().as_default(), tf.Session() as session:
     x = tf.placeholder(tf.float32, [None])
     prediction = line(x)
-    path = tf.train.latest_checkpoint(folder)
+    path = tf.train.latest_checkpoint(folder)  # None if there is no checkpoint.
     tf.train.Saver().restore(session, path)  # Instead of the initialisers.
     print(path[len(folder):], *(f'{y:.2f}' for y in session.run(prediction, {x: [2, 3]})))
 
 with tf.Graph().as_default(), tf.Session() as session:
     is_training = tf.placeholder(tf.bool, [])
     inside, outside = tf.Variable(0), tf.Variable(0)
-    update = outside.assign_add(1)  # Created before the branches.
+    update = outside.assign_add(1)  # Created before the branches, so it runs in both of them.
     count = tf.cond(is_training, lambda: inside.assign_add(1) + update, lambda: 0)
     _, power = tf.while_loop(lambda i, p: i < 10, lambda i, p: (i + 1, 2 * p), [0, 1])
     session.run(tf.global_variables_initializer())

@@ -10,7 +10,7 @@ import spawn
 
 ROOT = spawn.ROOT
 # Not CHANGELOG.md, which names what is gone.
-PAGES = ['README.md', 'CONTRIBUTING.md', 'models/README.md',
+PAGES = ['README.md', 'CONTRIBUTING.md', 'models/README.md', 'docs/runs/README.md',
          *(f'docs/{page.name}' for page in ROOT.glob('docs/*.md'))]
 _BLOCK = re.compile(r'^```[a-z]*\n(.*?)^```', re.DOTALL | re.MULTILINE)
 # A command of ours, its script or package, and the arguments.

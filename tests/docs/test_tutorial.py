@@ -56,6 +56,13 @@ def test_examples_print_what_the_text_shows(path, tmp_path, capsys):
         output for each, output in commented('output') if each == path)
 
 
+def test_the_everyday_words(capsys):
+    """The line 2x + 1 is fitted. With `is_training` false, only the update outside has counted."""
+    runpy.run_path(str(spawn.ROOT / 'docs/examples/everyday.py'))
+    assert capsys.readouterr().out.split() == [
+        'mean', 'loss', '=', '0.14', '/model.ckpt-100', '4.97', '6.95', '0', '1', '1024']
+
+
 def test_figures_show_what_tensorflow_computes():
     for draw in (figures.convolution, figures.gradient):
         assert (spawn.ROOT / f'docs/{draw.__name__}.svg').read_text() == draw()
