@@ -128,7 +128,7 @@ def train(worker):
                         if name not in _OF_ONE_WORKER})
         if worker.is_chief:
             run.resumed(FLAGS.train_dir, earlier, settings)
-        announce(settings, is_new=not earlier)
+            announce(settings, earlier)
 
         stack.enter_context(tf.Graph().as_default())
         graph = build_graph(worker, settings, first_step, not earlier, *records.used(
@@ -158,16 +158,12 @@ def chosen_settings(earlier, seed, workers):
     if is_given('dataset') and its_data_set not in (None, FLAGS.dataset):
         raise errors.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
                                'sets; expected one: leave out --dataset')
-    if not earlier:
-        set_defaults({'learning_rate': recipe.learning_rate(), 'batch_size': recipe.batch_size})
-    elif is_given('initial_checkpoint'):
-        print('--initial_checkpoint has no effect on a run that has begun. To start with it, '
-              'choose another --train_dir, or add --restart.', flush=True)
-        FLAGS.initial_checkpoint = earlier.get('initial_checkpoint')
-
     data_set, folder = records.fetch(
         data_sets.find(its_data_set or FLAGS.dataset or 'cifar10'), FLAGS.data_dir)
     training, validation = records.used(data_set, folder, FLAGS.validate_on)
+    if not earlier:
+        set_defaults_of_row(recipe, training.count(), workers)
+
     chosen = {field.name: FLAGS[field.name].value for field in dataclasses.fields(run.Settings)
               if field.name in FLAGS}
     chosen |= {
@@ -175,13 +171,31 @@ def chosen_settings(earlier, seed, workers):
         'data_dir': os.path.abspath(FLAGS.data_dir), 'training_images': training.count(),
         'images_checksum': records.checksum({**training.files(), **validation.files()}),
         'workers': workers}
+    if earlier:  # Later, a start has no effect.
+        chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
     if os.path.isabs(data_set.folder):  # The user's own.
         chosen['dataset'] = data_set.folder
     if FLAGS.max_steps is None:
-        set_defaults({'epochs': recipe.epochs})
         chosen['max_steps'] = max(1, round(
             FLAGS.epochs * training.count() / (FLAGS.batch_size * workers)))
     return run.Settings(**chosen), data_set, folder
+
+
+def set_defaults_of_row(recipe, images, workers):
+    """Sets flags that are not given to a recipe's defaults for a number of images, and prints what
+    is special about few."""
+    usual = {'batch_size': recipe.batch_size, 'learning_rate': recipe.learning_rate(),
+             'epochs': recipe.epochs}
+    chosen = recipe.defaults(images, workers)
+    if is_given('batch_size'):  # Its rate is for another one.
+        chosen['learning_rate'] = usual['learning_rate']
+    if is_given('max_steps'):  # The two exclude one another.
+        del chosen['epochs']
+    set_defaults(chosen)
+    special = [f'--{name}={value:.4g}' for name, value in chosen.items()
+               if value != usual[name] and not is_given(name)]
+    if special:
+        print(f'Few images: {" ".join(special)}. Give these flags to choose others.', flush=True)
 
 
 def set_defaults(values):
@@ -196,17 +210,18 @@ def is_given(name):
     return not FLAGS[name].using_default_value
 
 
-def announce(settings, is_new):
-    """Prints what will be trained, on which devices, and if it is little, how to train more."""
+def announce(settings, earlier):
+    """Prints what will be trained, and on which devices; `earlier` as in `chosen_settings`."""
+    if earlier and is_given('initial_checkpoint'):
+        evaluate.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
+        print('--initial_checkpoint has no effect on a run that has begun. To start with it, '
+              'choose another --train_dir, or add --restart.', flush=True)
     script.show_devices(cifar10.compute_type())
     print(f'{settings.max_steps} steps of {settings.images_per_step} images, by {settings.workers} '
           f'worker(s), are {settings.epochs(settings.max_steps):.4g} epochs.', flush=True)
-    if settings.max_steps < 100 and is_new and not is_given('max_steps'):
-        # By the linear scaling rule: see `recipes.linear_scaling`.
-        size = max(8, settings.max_steps * settings.batch_size // 100)
-        rate = settings.learning_rate * size / settings.batch_size
-        print('These are few steps. For about 100, start a new run with '
-              f'--batch_size={size} --learning_rate={rate:.2g}, or with more --epochs.', flush=True)
+    if settings.images_per_step > settings.training_images:
+        print(f'A step takes more than the {settings.training_images} training images: a smaller '
+              '--batch_size learns more from them.', flush=True)
 
 
 class Graph(NamedTuple):

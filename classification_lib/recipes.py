@@ -13,6 +13,10 @@ import tensorflow.compat.v1 as tf
 import cifar10
 import cifar10_input
 
+# Of a run on few images: the least number of steps, and of images in a step if it has enough.
+# benchmarks/few_images.py measures what they reach.
+_MIN_STEPS, _MIN_IMAGES_PER_STEP = 100, 32
+
 
 class Recipe(NamedTuple):
     """A network, and how it trains."""
@@ -37,6 +41,19 @@ class Recipe(NamedTuple):
     averages: bool = True
     # Training images, uint8 [count, 32, 32, 3] -> values that a new run starts with, {name: array}
     initial_values: Callable | None = None
+
+    def defaults(self, images, workers):
+        """Values of flags with which to train on a number of images: {name: value}.
+
+        They are those of the row, unless that would be less than 100 steps. Then steps are smaller,
+        at a rate in proportion; if they are of 32 images already, there are more epochs.
+        """
+        images_per_step = min(images, self.batch_size * workers, max(
+            _MIN_IMAGES_PER_STEP, self.epochs * images / _MIN_STEPS))
+        size = max(1, int(images_per_step / workers))
+        return {'batch_size': size,
+                'learning_rate': self.learning_rate() * (size / self.batch_size),
+                'epochs': max(self.epochs, _MIN_STEPS * size * workers / images)}
 
 
 def smoothed_loss(logits, labels, label_smoothing):
