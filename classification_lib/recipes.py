@@ -45,15 +45,18 @@ class Recipe(NamedTuple):
     def defaults(self, images, workers):
         """Values of flags with which to train on a number of images: {name: value}.
 
-        They are those of the row, unless that would be less than 100 steps. Then steps are smaller,
-        at a rate in proportion; if they are of 32 images already, there are more epochs.
+        They are those of the row, unless one worker would make less than 100 steps. Then steps are
+        smaller, at a rate in proportion, and all workers share them; if they are of 32 images
+        already, there are more epochs.
         """
-        images_per_step = min(images, self.batch_size * workers, max(
-            _MIN_IMAGES_PER_STEP, self.epochs * images / _MIN_STEPS))
-        size = max(1, int(images_per_step / workers))
+        step = int(min(self.batch_size, images, max(
+            _MIN_IMAGES_PER_STEP, self.epochs * images / _MIN_STEPS)))
+        size = self.batch_size
+        if step < self.batch_size:
+            size = max(1, step // workers)
         return {'batch_size': size,
-                'learning_rate': self.learning_rate() * (size / self.batch_size),
-                'epochs': max(self.epochs, _MIN_STEPS * size * workers / images)}
+                'learning_rate': self.learning_rate() * (step / self.batch_size),
+                'epochs': max(self.epochs, _MIN_STEPS * step / images)}
 
 
 def smoothed_loss(logits, labels, label_smoothing):

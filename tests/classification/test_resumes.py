@@ -73,6 +73,26 @@ def test_a_resume_without_flags_continues_the_run(stopped, capsys):
     assert figures(folder, 'validation_error') == figures(whole, 'validation_error')
 
 
+def test_a_run_on_few_images(monkeypatch, stopped, capsys):
+    """The row's steps of 512 images become 100 steps of all 20, which a resume continues."""
+    own_images(count=20)
+    monkeypatch.setitem(recipes.TABLE, 'small', small_nets.RECIPE._replace(batch_size=512))
+    folder = stopped(dataset='.')
+    out = capsys.readouterr().out
+    assert ('Few images: --batch_size=20 --learning_rate=0.0003906 --epochs=100. Give these flags '
+            'to choose others.\n') in out
+    assert '100 steps of 20 images, by 1 worker(s), are 100 epochs.\n' in out
+    assert out.count('The first step takes longer: TensorFlow prepares the graph.\n') == 1
+    started()
+    assert 'Few images' not in capsys.readouterr().out
+    assert values(folder)['global_step'] == 100
+    assert {row['learning_rate'] for row in rows(folder) if row['learning_rate']} == {0.000390625}
+    ran(dataset='.', batch_size=32, max_steps=1, train_dir='given')
+    out = capsys.readouterr().out
+    assert 'Few images' not in out and 'A step takes more than the 20 training images' in out
+    assert run.read('given')['learning_rate'] == 0.01
+
+
 def test_flags_of_a_resume(half_bright, capsys):
     """What may change is named, and recorded; what may not is refused, and nothing changes."""
     folder = ran(max_steps=2, learning_rate=0.01)
@@ -107,6 +127,8 @@ def test_the_initial_checkpoint_of_a_run_that_has_begun(capsys):
         out = capsys.readouterr().out
         assert ('has no effect on a run that has begun' in out) == bool(options)
         assert 'Starting with' not in out
+    with pytest.raises(errors.UserError, match='No checkpoint in no/such/folder'):
+        ran(max_steps=4, initial_checkpoint='no/such/folder')
 
 
 def test_a_run_of_version_1(capsys):
