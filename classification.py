@@ -241,12 +241,7 @@ class Graph(NamedTuple):
 def build_graph(worker, settings, first_step, is_new, training_images, validation_images):
     """Builds the network in training and in validation, in the default graph: a `Graph`.
 
-    Args:
-        worker: this `workers.Worker`.
-        settings: the `run.Settings`.
-        first_step: number of steps of earlier starts.
-        is_new: whether there was none.
-        training_images, validation_images: `records.Images`.
+    `first_step` is the number of steps of earlier starts; the images are `records.Images`.
     """
     recipe, dtype = recipes.TABLE[settings.net], cifar10.compute_type()
     tf.set_random_seed(settings.seed)
@@ -296,10 +291,8 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
 def make_steps(worker, settings, first_step, graph, opened, results):
     """Trains from `first_step` on: step, log, validate, keep the best.
 
-    Args:
-        worker, settings, first_step: as in `build_graph`, whose result is `graph`.
-        opened: the `session.Run` of worker 0; None for the others.
-        results: the `run.Results` of worker 0, or `run.NoResults`.
+    `opened` is worker 0's `session.Run`, None for the others; `results` are its `run.Results`, or
+    `run.NoResults`.
     """
     with session.training_session(
             is_chief=worker.is_chief, checkpoint_dir=opened, stop=graph.stop,

@@ -56,8 +56,8 @@ def read(path: str) -> np.ndarray:
     except Exception as error:  # Pillow raises many types for damaged files.
         reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
         if isinstance(error, Image.UnidentifiedImageError):
-            reason = 'damaged, or in a format that Pillow does not read; for HEIC, the format of ' \
-                'iPhones, see docs/usage.md'
+            reason = ('damaged, or in a format that Pillow does not read; for HEIC, the format of '
+                      'iPhones, see docs/usage.md')
         raise errors.UserError(f'{path} cannot be read ({reason:.120})') from error
 
 
