@@ -82,11 +82,10 @@ def test_several_workers_exchange_each_bucket_once_per_step(net, buckets):
     assert not [name for name in found if 'Bcast' in name]  # Variables are shared between steps.
 
 
-def test_a_step_has_few_more_operations_than_the_tutorials():
+def test_a_step_has_no_more_operations_than_the_tutorials():
     """The same network, trained by cifar10.py alone."""
     images, labels = (tf.zeros([16, 24, 24, 3]), tf.zeros([16], tf.int32))
     loss = cifar10.loss(cifar10.inference(images), labels)
     plain = operations([cifar10.train(loss, tf.train.get_or_create_global_step()), loss.op])
     found = step_of('tutorial', 1)
-    print(sum(found.values()), sum(plain.values()))
-    assert sum(found.values()) <= 1.1 * sum(plain.values())
+    assert sum(found.values()) <= sum(plain.values())
