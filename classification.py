@@ -154,7 +154,7 @@ def chosen_settings(earlier, seed, workers):
     if is_given('epochs'):
         defaults['max_steps'] = None
     set_defaults(defaults)
-    recipe, its_data_set = recipes.named(FLAGS.net)
+    recipe, its_data_set = recipes.find(FLAGS.net)
     if is_given('dataset') and its_data_set not in (None, FLAGS.dataset):
         raise errors.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
                                'sets; expected one: leave out --dataset')

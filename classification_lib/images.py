@@ -17,7 +17,7 @@ _HEIC = ('.heic', '.heif')  # Pillow needs a plug-in for them.
 _BITS_PER_SAMPLE = 258  # A tag of TIFF.
 
 
-def find(folder: str) -> list[str]:
+def paths_in(folder: str) -> list[str]:
     """Returns the sorted paths of the files directly in a folder that are named like images and
     are not hidden.
 

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Collection, Sequence
 
-from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quietly.
+from cifar10_lib import errors
 
 import psutil
 import tensorflow.compat.v1 as tf

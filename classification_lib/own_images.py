@@ -96,7 +96,7 @@ def _read(folder: str, skipped: list[str]) -> Images:
         if not _is_shown_folder(entry):
             skipped.append(f'{entry.path} (not a folder, or hidden)')
             continue
-        found = images.find(entry.path)
+        found = images.paths_in(entry.path)
         others = {inner.path for inner in os.scandir(entry.path)}.difference(found)
         skipped += [f'{path} (not named like an image)' for path in sorted(others)]
         if not found:

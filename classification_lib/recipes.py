@@ -78,11 +78,8 @@ def linear_scaling(global_step, settings):
     It rises linearly in the first `settings.warmup_epoch` epochs. Goyal et al., "Accurate, Large
     Minibatch SGD" (2017), sections 2.1 and 2.2, https://arxiv.org/abs/1706.02677.
 
-    Args:
-        global_step: int [], the number of earlier steps.
-        settings: the `run.Settings`, with the rate of one worker.
-
-    Returns float32 [].
+    `global_step`, int [], is the number of earlier steps; `settings`, the `run.Settings`, have the
+    rate of one worker. Returns float32 [].
     """
     rate = settings.learning_rate
     warmup_steps = settings.warmup_epoch * settings.steps_per_epoch
@@ -135,7 +132,7 @@ TABLE = {row.name: row for row in (
         epochs=256))}  # The tutorial's 100,000 steps.
 
 
-def named(net):
+def find(net):
     """The `Recipe` of a value of --net, and the name of a data set if it contains one, else None.
 
     'cifar100_resnet23' is `resnet23` with CIFAR-100, as in NNabla's example. Raises

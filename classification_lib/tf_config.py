@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quietly.
+from cifar10_lib import errors
 from classification_lib import interfaces
 
 import tensorflow.compat.v1 as tf

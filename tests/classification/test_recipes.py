@@ -22,12 +22,12 @@ def rates(net, steps, **settings):
 
 
 def test_names():
-    assert recipes.named('airbench94') == (recipes.TABLE['airbench94'], None)
-    assert recipes.named('cifar100_resnet23') == (recipes.TABLE['resnet23'], 'cifar100')
+    assert recipes.find('airbench94') == (recipes.TABLE['airbench94'], None)
+    assert recipes.find('cifar100_resnet23') == (recipes.TABLE['resnet23'], 'cifar100')
     for net in ('resnet', 'svhn_resnet23', 'cifar10_', 'cifar10'):
         with pytest.raises(errors.UserError, match=f'--net={net} is not a network; expected one '
                            'of resnet23, airbench94, tutorial'):
-            recipes.named(net)
+            recipes.find(net)
 
 
 @pytest.mark.parametrize('net, images, workers, expected', [

@@ -167,7 +167,7 @@ def test_the_images_in_a_folder(tmp_path):
     (tmp_path / 'folder.png').mkdir()
     os.mkfifo(tmp_path / 'pipe.png')
     (tmp_path / 'loop.png').symlink_to('loop.png')
-    assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
+    assert images.paths_in(tmp_path) == [f'{tmp_path}/{name}' for name in (
         'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', 'g.avif', 'h.jfif', 'i.jpe',
         'j.ppm', 'k.PGM', 'l.tga')]
 
@@ -243,5 +243,5 @@ def test_heic_files(tmp_path):
         (tmp_path / name).touch()
     with pytest.raises(errors.UserError, match=r'1.HEIC cannot be read .*; for HEIC.*see docs/'):
         images.read(tmp_path / '1.HEIC')
-    assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
+    assert images.paths_in(tmp_path) == [f'{tmp_path}/{name}' for name in (
         '1.HEIC', '2.heic.png', '3.heif')]
