@@ -18,7 +18,6 @@ and the names of the classes. Lists which files were skipped, and why.
 
 generates images of ten forms, in the folder and the files that the tutorial expects.
 """
-import collections
 import os
 import pathlib
 
@@ -53,7 +52,7 @@ def convert(source, data_dir):
         raise errors.UserError(
             f'{data_dir} already holds a data set: if you have added images, convert them into a '
             'new DATA_DIR, and train a new run with classification.py --initial_checkpoint=OLD_RUN')
-    skipped = collections.defaultdict(list)
+    skipped: list[str] = []
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
             if source.lower().endswith('.npz'):
@@ -62,9 +61,8 @@ def convert(source, data_dir):
                 own = own_images.read_folder(source, skipped)
             own_images.write(partial, name, own)
     finally:
-        for reason, paths in skipped.items():
-            if paths:
-                print(f'Skipped {len(paths)}, {reason}:', *paths, sep='\n  ')
+        if skipped:
+            print(f'Skipped {len(skipped)}:', *skipped, sep='\n  ')
     for label, class_name in enumerate(own.classes):
         print(f'{class_name}: {(own.train.labels == label).sum()} training and '
               f'{(own.test.labels == label).sum()} test images')

@@ -161,8 +161,8 @@ def _tutorial_set(row, found):
         classes = tuple(map(str, range(cifar10_input.NUM_CLASSES)))
     return dataclasses.replace(
         row, folder=os.path.abspath(folder), classes=classes,
-        train_files={os.path.basename(path): 0 for path in training},
-        test_files={os.path.basename(path): 0 for path in test},
+        train_files=tuple(map(os.path.basename, training)),
+        test_files=tuple(map(os.path.basename, test)),
         record_bytes=cifar10_input._RECORD_BYTES)
 
 

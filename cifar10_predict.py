@@ -71,7 +71,7 @@ def predict(words):
 def _paths(word):
     """Returns the files that an argument stands for."""
     if os.path.isdir(word):
-        found = images.find(word)
+        found = images.paths_in(word)
     elif glob.has_magic(word) and not os.path.exists(word):
         found = sorted(path for path in glob.glob(word, recursive=True) if os.path.isfile(path))
     else:

@@ -121,43 +121,107 @@ def train(worker):
         if worker.is_chief:
             opened = stack.enter_context(session.opened(FLAGS.train_dir, FLAGS.restart))
             start = opened.step, run.earlier(opened), random.randrange(2 ** 31)
-        first_step, earlier, seed = worker.share(start)
+        first_step, earlier, seed = worker.gather(start)[0]
 
         settings, data_set, folder = chosen_settings(earlier, seed, worker.size)
         worker.compare({name: value for name, value in dataclasses.asdict(settings).items()
                         if name not in _OF_ONE_WORKER})
-        if worker.is_chief and earlier:
+        if worker.is_chief:
             run.resumed(FLAGS.train_dir, earlier, settings)
-            if is_given('initial_checkpoint'):
-                evaluate.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
-                print('--initial_checkpoint has no effect on a run that has begun. To start with '
-                      'it, choose another --train_dir, or add --restart.', flush=True)
-        # The batch size and the precision are the run's, and functions of cifar10 read these flags.
-        FLAGS.batch_size = settings.batch_size
-        FLAGS.use_fp16, FLAGS.use_bf16 = settings.use_fp16, settings.use_bf16
-        script.show_devices(cifar10.compute_type())
-        print(f'{settings.max_steps} steps of {settings.images_per_step} images, by {worker.size} '
-              f'worker(s), are {settings.epochs(settings.max_steps):.4g} epochs.', flush=True)
-        if settings.max_steps < 100 and not (earlier or is_given('max_steps')):
-            # By the linear scaling rule: see `recipes.linear_scaling`.
-            size = max(8, settings.max_steps * settings.batch_size // 100)
-            rate = settings.learning_rate * size / settings.batch_size
-            print('These are few steps. For about 100, start a new run with '
-                  f'--batch_size={size} --learning_rate={rate:.2g}, or with more --epochs.',
-                  flush=True)
+            announce(settings, earlier)
 
         stack.enter_context(tf.Graph().as_default())
         graph = build_graph(worker, settings, first_step, not earlier, *records.used(
             data_set, folder, settings.validate_on))
         results = run.NoResults()
         if worker.is_chief:
-            results = run.Results(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
             if opened.restart:
                 opened.remove_files()
-            if not earlier:  # Before the first checkpoint, of which it says what it is.
-                run.write(FLAGS.train_dir, settings)
+            run.write(FLAGS.train_dir, settings)  # Before the first checkpoint.
+            results = run.Results(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
         make_steps(worker, settings, first_step, graph, opened, results)
-        return int(worker.largest(graph.stop.number))
+        return int(max(worker.gather(graph.stop.number)))
+
+
+def chosen_settings(earlier, seed, workers):
+    """The `run.Settings`, the `data_sets.DataSet`, and the folder of its files.
+
+    They follow from the flags. Those that are not given get the values of an earlier start of the
+    run, whose settings by name are `earlier`, or of the network's row. Functions of cifar10 read
+    them, too.
+    """
+    defaults = {'seed': seed, **earlier}
+    if is_given('epochs'):
+        defaults['max_steps'] = None
+    set_defaults(defaults)
+    recipe, its_data_set = recipes.find(FLAGS.net)
+    if is_given('dataset') and its_data_set not in (None, FLAGS.dataset):
+        raise errors.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
+                               'sets; expected one: leave out --dataset')
+    data_set, folder = records.fetch(
+        data_sets.find(its_data_set or FLAGS.dataset or 'cifar10'), FLAGS.data_dir)
+    training, validation = records.used(data_set, folder, FLAGS.validate_on)
+    if not earlier:
+        set_defaults_of_row(recipe, training.count(), workers)
+
+    chosen = {field.name: FLAGS[field.name].value for field in dataclasses.fields(run.Settings)
+              if field.name in FLAGS}
+    chosen |= {
+        'net': recipe.name, 'dataset': data_set.name, 'classes': data_set.classes,
+        'data_dir': os.path.abspath(FLAGS.data_dir), 'training_images': training.count(),
+        'images_checksum': records.checksum({**training.files(), **validation.files()}),
+        'workers': workers}
+    if earlier:  # Later, a start has no effect.
+        chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
+    if os.path.isabs(data_set.folder):  # The user's own.
+        chosen['dataset'] = data_set.folder
+    if FLAGS.max_steps is None:
+        chosen['max_steps'] = max(1, round(
+            FLAGS.epochs * training.count() / (FLAGS.batch_size * workers)))
+    return run.Settings(**chosen), data_set, folder
+
+
+def set_defaults_of_row(recipe, images, workers):
+    """Sets flags that are not given to a recipe's defaults for a number of images, and prints what
+    is special about few."""
+    usual = {'batch_size': recipe.batch_size, 'learning_rate': recipe.learning_rate(),
+             'epochs': recipe.epochs}
+    chosen = recipe.defaults(images, workers)
+    if is_given('batch_size'):  # Its rate is for another one.
+        chosen['learning_rate'] = usual['learning_rate']
+    if is_given('max_steps'):  # The two exclude one another.
+        del chosen['epochs']
+    set_defaults(chosen)
+    special = [f'--{name}={value:.4g}' for name, value in chosen.items()
+               if value != usual[name] and not is_given(name)]
+    if special:
+        print(f'Few images: {" ".join(special)}. Give these flags to choose others.', flush=True)
+
+
+def set_defaults(values):
+    """Sets flags that are not given to some values by name; ignores names of others."""
+    for name, value in values.items():
+        if name in FLAGS:
+            FLAGS.set_default(name, value)
+
+
+def is_given(name):
+    """Whether the command line has a flag."""
+    return not FLAGS[name].using_default_value
+
+
+def announce(settings, earlier):
+    """Prints what will be trained, and on which devices; `earlier` as in `chosen_settings`."""
+    if earlier and is_given('initial_checkpoint'):
+        evaluate.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
+        print('--initial_checkpoint has no effect on a run that has begun. To start with it, '
+              'choose another --train_dir, or add --restart.', flush=True)
+    script.show_devices(cifar10.compute_type())
+    print(f'{settings.max_steps} steps of {settings.images_per_step} images, by {settings.workers} '
+          f'worker(s), are {settings.epochs(settings.max_steps):.4g} epochs.', flush=True)
+    if settings.images_per_step > settings.training_images:
+        print(f'A step takes more than the {settings.training_images} training images: a smaller '
+              '--batch_size learns more from them.', flush=True)
 
 
 class Graph(NamedTuple):
@@ -177,12 +241,7 @@ class Graph(NamedTuple):
 def build_graph(worker, settings, first_step, is_new, training_images, validation_images):
     """Builds the network in training and in validation, in the default graph: a `Graph`.
 
-    Args:
-        worker: this `workers.Worker`.
-        settings: the `run.Settings`.
-        first_step: number of steps of earlier starts.
-        is_new: whether there was none.
-        training_images, validation_images: `records.Images`.
+    `first_step` is the number of steps of earlier starts; the images are `records.Images`.
     """
     recipe, dtype = recipes.TABLE[settings.net], cifar10.compute_type()
     tf.set_random_seed(settings.seed)
@@ -232,10 +291,8 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
 def make_steps(worker, settings, first_step, graph, opened, results):
     """Trains from `first_step` on: step, log, validate, keep the best.
 
-    Args:
-        worker, settings, first_step: as in `build_graph`, whose result is `graph`.
-        opened: the `session.Run` of worker 0; None for the others.
-        results: the `run.Results` of worker 0, or `run.NoResults`.
+    `opened` is worker 0's `session.Run`, None for the others; `results` are its `run.Results`, or
+    `run.NoResults`.
     """
     with session.training_session(
             is_chief=worker.is_chief, checkpoint_dir=opened, stop=graph.stop,
@@ -250,7 +307,9 @@ def make_steps(worker, settings, first_step, graph, opened, results):
         sess, step = mon_sess.raw_session(), first_step
         worker.share_variables(sess)
         # A validation that was stopped is made again.
-        is_due, is_stopped = worker.share(results.lacks_validation()), False
+        is_due, is_stopped = worker.gather(results.lacks_validation())[0], False
+        if step < settings.max_steps:
+            print('The first step takes longer: TensorFlow prepares the graph.', flush=True)
         while True:
             if is_due:
                 error = validation_error(worker, sess, graph)
@@ -269,49 +328,6 @@ def make_steps(worker, settings, first_step, graph, opened, results):
     results.write_parameters(graph.network)
 
 
-def chosen_settings(earlier, seed, workers):
-    """The `run.Settings`, the `data_sets.DataSet`, and the folder of its files.
-
-    They follow from the flags and the network's row, or from an earlier start of the run, whose
-    settings by name are `earlier`, and the flags that are given.
-    """
-    fields = [field.name for field in dataclasses.fields(run.Settings)]
-    # Version 1 recorded fewer settings, and None for a default.
-    kept = {name: earlier[name] for name in fields if earlier.get(name) is not None}
-    given = {name: FLAGS[name].value for name in filter(is_given, FLAGS)}
-    recipe, its_data_set = recipes.named(given.get('net', kept.get('net', FLAGS.net)))
-    if FLAGS.dataset and its_data_set not in (None, FLAGS.dataset):
-        raise errors.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
-                               'sets; expected one: leave out --dataset')
-    chosen = {name: FLAGS[name].value for name in fields if name in FLAGS}
-    chosen |= {'learning_rate': recipe.learning_rate(), 'batch_size': recipe.batch_size,
-               'seed': seed, **kept}
-    chosen |= {name: value for name, value in given.items() if name in fields}
-    chosen['data_dir'] = os.path.abspath(chosen['data_dir'])
-    if earlier:  # Later, it has no effect.
-        chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
-
-    data_set, folder = records.fetch(data_sets.find(
-        FLAGS.dataset or its_data_set or kept.get('dataset', 'cifar10')), chosen['data_dir'])
-    training, validation = records.used(data_set, folder, chosen['validate_on'])
-    chosen |= {
-        'net': recipe.name, 'dataset': data_set.name, 'classes': tuple(data_set.classes),
-        'training_images': training.count(), 'workers': workers,
-        'images_checksum': records.checksum({**training.files(), **validation.files()})}
-    if os.path.isabs(data_set.folder):  # The user's own.
-        chosen['dataset'] = data_set.folder
-    if 'epochs' in given or chosen['max_steps'] is None:
-        epochs = given.get('epochs', recipe.epochs)
-        chosen['max_steps'] = max(1, round(
-            epochs * chosen['training_images'] / (chosen['batch_size'] * workers)))
-    return run.Settings(**chosen), data_set, folder
-
-
-def is_given(name):
-    """Whether the command line has a flag."""
-    return not FLAGS[name].using_default_value
-
-
 def validation_error(worker, sess, graph):
     """The validation error over all workers, each of which counts its shard.
 
@@ -323,7 +339,8 @@ def validation_error(worker, sess, graph):
     with contextlib.suppress(tf.errors.OutOfRangeError):
         while not graph.stop.number:
             counts += sess.run(graph.count_op)
-    wrong_images, images, stopped = worker.sum([*counts, graph.stop.number])
+    wrong_images, images, stopped = np.sum(
+        worker.gather([*counts, graph.stop.number]), axis=0)
     if stopped:
         return None
     return float(wrong_images / images)
@@ -361,8 +378,7 @@ def evaluate_run():
                                '--validate_on=held_out: leave it out')
     data_set, folder = records.fetch(
         data_sets.find(FLAGS.dataset or trained.dataset), evaluate.data_dir(trained))
-    if not is_given('batch_size'):
-        FLAGS.batch_size = trained.recipe.batch_size
+    set_defaults({'batch_size': trained.recipe.batch_size})
     images = records.Images(data_set, folder, FLAGS.validate_on)
     if FLAGS.validate_on == 'held_out' and (
             run.is_of_version_1(trained.settings)

@@ -2,8 +2,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cifar10_lib import quiet  # noqa: F401, it imports TensorFlow quietly.
-
 import tensorflow.compat.v1 as tf
 
 

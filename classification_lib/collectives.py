@@ -9,8 +9,6 @@ because none of them occupies a thread while it waits.
 """
 import itertools
 
-from cifar10_lib import quiet  # noqa: F401, it imports TensorFlow quietly.
-
 import tensorflow.compat.v1 as tf
 
 # The largest bucket. The tutorial's layers from the top down to local3 have 90 % of its parameters,
@@ -26,18 +24,12 @@ _VALUES, _BUCKETS, _BROADCAST, _BATCH_NORMS = 99, 100, 10**6, 2 * 10**6
 
 
 def mean_gradients(grads, size, bucket_bytes=BUCKET_BYTES, on_gpu=False, overlap=True):
-    """Means of gradients over workers, each bucket sent as soon as it is complete.
+    """Means of gradients over `size` workers, each bucket sent as soon as it is complete.
 
-    Args:
-        grads: list of (gradient, variable) in the order in which the network uses the variables;
-            the backward pass computes the last first. A gradient that is None must be None on all
-            workers.
-        size: the number of workers.
-        bucket_bytes: see `buckets`.
-        on_gpu: whether to average on GPUs, by NCCL.
-        overlap: False to send nothing before the backward pass is over, to compare.
-
-    Returns a list like `grads`, without the variables that have no gradient.
+    `grads` are (gradient, variable) in the order in which the network uses the variables; the
+    backward pass computes the last first. A gradient that is None must be None on all workers.
+    Returns a list like `grads`, without these. Without `overlap`, nothing is sent before the
+    backward pass is over, to compare. On GPUs, NCCL averages.
     """
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in grads
              if gradient is not None]
@@ -64,11 +56,8 @@ def buckets(grads, bucket_bytes):
 
     A bucket ends at a layer unless the layer is larger than a bucket, because the gradients of a
     layer may be ready only together: oneDNN computes those of a convolution's filter and bias in
-    one operation, which a bucket with the bias alone would wait for.
-
-    Args:
-        grads: list of (gradient, variable); a layer has one outermost scope.
-        bucket_bytes: largest size of a bucket; a larger gradient gets a bucket of its own.
+    one operation, which a bucket with the bias alone would wait for. A layer has one outermost
+    scope. A gradient that is larger than a bucket gets one of its own.
 
     Returns a list of lists of (gradient, variable), each with gradients of one type.
     """

@@ -10,7 +10,7 @@ A user's folder has a `dataset.json` as its row, which cifar10_convert.py writes
      "train_files": {"train.bin": 1000}, "test_files": {"test.bin": 200}}
 
 A label is an index into the classes. Users may edit the file, to rename classes or add record
-files. The numbers of records are only informative; the program counts the records in the files.
+files. The numbers of records are for readers; the program counts the records in the files.
 """
 import dataclasses
 import json
@@ -31,18 +31,17 @@ class DataSet:
 
     name: str  # The value of --dataset.
     folder: str  # Relative to the data folder, or absolute for a user's own set.
-    # {name: number of records in the published file}; files with other numbers are accepted.
-    train_files: Mapping[str, int]
-    test_files: Mapping[str, int]
+    train_files: tuple[str, ...]
+    test_files: tuple[str, ...]
     classes: tuple[str, ...]  # Their names; a label is an index into them.
     record_bytes: int = 1 + IMAGE_BYTES  # The pixels are last, and before them is the label.
     # Of the archive; empty for a user's own set. For CIFAR-10, `cifar10.DATA_URL` counts.
     url: str = ''
 
     @property
-    def files(self) -> dict[str, int]:
-        """All files of the set, {name: number of records in the published file}."""
-        return {**self.train_files, **self.test_files}
+    def files(self) -> tuple[str, ...]:
+        """The names of all files."""
+        return self.train_files + self.test_files
 
     @property
     def remedy(self) -> str:
@@ -55,8 +54,8 @@ class DataSet:
 CIFAR10 = DataSet(
     name='cifar10',
     folder='cifar-10-batches-bin',
-    train_files={'data_batch_%d.bin' % i: 10000 for i in range(1, 6)},
-    test_files={'test_batch.bin': 10000},
+    train_files=tuple(f'data_batch_{i}.bin' for i in range(1, 6)),
+    test_files=('test_batch.bin',),
     classes=('airplane', 'automobile', 'bird', 'cat', 'deer',
              'dog', 'frog', 'horse', 'ship', 'truck'),
     url='https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz')
@@ -77,8 +76,8 @@ _FINE_LABELS = '''
 CIFAR100 = DataSet(
     name='cifar100',
     folder='cifar-100-binary',
-    train_files={'train.bin': 50000},
-    test_files={'test.bin': 10000},
+    train_files=('train.bin',),
+    test_files=('test.bin',),
     classes=tuple(_FINE_LABELS.split()),
     record_bytes=2 + IMAGE_BYTES,
     url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz')
@@ -113,8 +112,8 @@ def find(name_or_folder: str) -> DataSet:
     row: dict[str, Any] = {
         field: fields.get(field) for field in ('name', 'classes', 'train_files', 'test_files')}
     check_row(row, path)
-    row['classes'] = tuple(row['classes'])
-    return DataSet(folder=folder, **row)
+    return DataSet(row['name'], folder, tuple(row['train_files']), tuple(row['test_files']),
+                   tuple(row['classes']))
 
 
 def check_row(fields: Mapping[str, Any], source: str) -> None:

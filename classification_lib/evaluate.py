@@ -31,16 +31,12 @@ class Trained(NamedTuple):
 
 
 def find(checkpoint_dir, best=False, data_dir=None):
-    """Finds the `Trained` network of a run.
+    """Finds the `Trained` network of a run: its newest checkpoint or, with `best`, the one with the
+    lowest validation error. `checkpoint_dir` may also be a checkpoint.
 
-    Args:
-        checkpoint_dir: folder of the run, whose newest checkpoint is used, or a checkpoint.
-        best: whether to use the checkpoint with the lowest validation error instead.
-        data_dir: folder of the data sets, if the user has given it. A run of the tutorial does not
-            record its classes: their names come from there, or else from the folder of the record
-            files that it was trained on, or they are those of CIFAR-10.
-
-    Raises `errors.UserError`.
+    A run of the tutorial does not record its classes: their names come from `data_dir`, if the user
+    has given it, or else from the folder of the record files that it was trained on, or they are
+    those of CIFAR-10. Raises `errors.UserError`.
     """
     advice = 'train first, or choose another run'
     if best:

@@ -13,14 +13,11 @@ from PIL import Image, ImageOps
 # For EPS, Pillow starts Ghostscript. Of the others, it reads only the header, or only on Windows.
 _UNREADABLE = {'EPS', 'BUFR', 'GRIB', 'HDF5', 'MPEG', 'WMF'}
 
-# HEIC, for which Pillow needs a plug-in: endings, and brands at byte 8 of a file, as registered at
-# https://mp4ra.org/registered-types/brands
-_HEIC = ('.heic', '.heif')
-_HEIC_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
+_HEIC = ('.heic', '.heif')  # Pillow needs a plug-in for them.
 _BITS_PER_SAMPLE = 258  # A tag of TIFF.
 
 
-def find(folder: str) -> list[str]:
+def paths_in(folder: str) -> list[str]:
     """Returns the sorted paths of the files directly in a folder that are named like images and
     are not hidden.
 
@@ -59,16 +56,9 @@ def read(path: str) -> np.ndarray:
     except Exception as error:  # Pillow raises many types for damaged files.
         reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
         if isinstance(error, Image.UnidentifiedImageError):
-            reason = 'damaged, or in a format that Pillow does not read'
-            if _is_heic(path):
-                reason = 'HEIC, the format of iPhones: convert it, as in docs/usage.md'
+            reason = ('damaged, or in a format that Pillow does not read; for HEIC, the format of '
+                      'iPhones, see docs/usage.md')
         raise errors.UserError(f'{path} cannot be read ({reason:.120})') from error
-
-
-def _is_heic(path):
-    with open(path, 'rb') as stream:
-        start = stream.read(12)
-    return start[4:8] == b'ftyp' and start[8:] in _HEIC_BRANDS
 
 
 def _has_more_than_8_bits(image):

@@ -2,11 +2,12 @@
 import contextlib
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from cifar10_lib import errors
 
 import psutil
+import tensorflow.compat.v1 as tf
 
 
 def own_host(interface: str | None, machines: Collection[str]) -> str:
@@ -62,3 +63,16 @@ def bind(port: int, device: str | None) -> bool:
     except OSError:
         return False
     return bool(listeners)
+
+
+def connect(names: Sequence[str], addresses: Sequence[str]) -> None:
+    """Raises `tf.errors.UnavailableError`, which names the first worker whose server at 'host:port'
+    cannot be reached."""
+    for name, address in zip(names, addresses):
+        host, _, port = address.rpartition(':')
+        try:
+            # By IPv4, on which TensorFlow's server always listens.
+            socket.create_connection((socket.gethostbyname(host), int(port)), 5.0).close()
+        except OSError as error:
+            raise tf.errors.UnavailableError(None, None, (
+                f'cannot connect to {name} at {address}: {error.strerror or error}')) from error

@@ -24,9 +24,7 @@ _TRAINING = ('train', 'training')
 _TESTING = ('test', 'val', 'valid', 'validation')  # The first one that holds folders is used.
 _FORM = 'CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE'
 
-Paths = dict[str, list[str]]  # {class: paths of its images}
 Images = dict[str, list[np.ndarray]]  # {class: its images, uint8 [32, 32, 3]}
-Skipped = dict[str, list[str]]  # {reason: paths of what is not used}, a `defaultdict(list)`.
 
 
 class Split(NamedTuple):
@@ -44,8 +42,8 @@ class OwnImages(NamedTuple):
     test: Split
 
 
-def read_folder(folder: str, skipped: Skipped) -> OwnImages:
-    """Reads the images in the folders of the classes, and adds to `skipped` what is not used.
+def read_folder(folder: str, skipped: list[str]) -> OwnImages:
+    """Reads the images in the folders of the classes, and adds what is not used to `skipped`.
 
     A folder without a readable image is not a class. Raises `errors.UserError` if there are not 2
     to 256 classes, or one is only in the test folder.
@@ -57,62 +55,29 @@ def read_folder(folder: str, skipped: Skipped) -> OwnImages:
         names = [entry.name for entry in _sorted(folder) if _is_shown_folder(entry)]
         if names and {name.lower() for name in names}.issubset(_TRAINING + _TESTING):
             raise errors.UserError(f'{folder} has {", ".join(names)}; expected {_FORM}')
-        paths = _find(folder, skipped)
-        _names(paths, folder)  # Before the images are read, which may take minutes.
-        by_class = _read(paths, skipped)
+        by_class = _read(folder, skipped)
         classes = _names(by_class, folder)
         return OwnImages(classes, *_split_by_hash(_labelled(by_class, classes)))
     for entry in _sorted(folder):
         if entry.path not in (train_folder, test_folder):
-            skipped['beside the training and the test folder'].append(entry.path)
-    train_paths, test_paths = _find(train_folder, skipped), _find(test_folder, skipped)
-    _check_parts(train_paths, test_paths, train_folder, test_folder)
-    _names(train_paths, train_folder)
-    train, test = _read(train_paths, skipped), _read(test_paths, skipped)
-    _check_parts(train, test, train_folder, test_folder)
+            skipped.append(f'{entry.path} (beside the training and the test folder)')
+    train, test = _read(train_folder, skipped), _read(test_folder, skipped)
     classes = _names(train, train_folder)
+    unknown = sorted(set(test).difference(train))
+    if unknown:
+        raise errors.UserError(f'{test_folder} has {", ".join(unknown)}, missing from '
+                                f'{train_folder}: add them there, or remove them')
     return OwnImages(classes, _labelled(train, classes), _labelled(test, classes))
 
 
 def _part(folder: str, names: tuple[str, ...]) -> str | None:
     """Returns the path of the first folder with one of these names that holds folders, or None."""
-    entries = _sorted(folder)
     for name in names:
-        for entry in entries:
-            if entry.name.lower() == name and os.path.isdir(entry.path) and any(
+        for entry in _sorted(folder):
+            if entry.name.lower() == name and _is_shown_folder(entry) and any(
                     map(_is_shown_folder, _sorted(entry.path))):
                 return entry.path
     return None
-
-
-def _check_parts(train: Paths | Images, test: Paths | Images, train_folder: str,
-                 test_folder: str) -> None:
-    """Raises `errors.UserError` if a class is only in the test folder."""
-    unknown = sorted(set(test).difference(train))
-    if unknown:
-        raise errors.UserError(f'{test_folder} has {", ".join(unknown)}, missing from '
-                                f'{train_folder}: add them there, or remove them')
-
-
-def _find(folder: str, skipped: Skipped) -> Paths:
-    """Returns the images of each folder in a folder; adds to `skipped` what is not used."""
-    by_class: Paths = {}
-    for entry in _sorted(folder):
-        if entry.name.startswith('.'):
-            skipped['hidden'].append(entry.path)
-            continue
-        if not os.path.isdir(entry.path):
-            skipped['not in the folder of a class'].append(entry.path)
-            continue
-        paths = images.find(entry.path)
-        skipped['not a file that is named like an image'] += sorted(
-            {inner.path for inner in os.scandir(entry.path)}.difference(paths))
-        if paths:
-            # macOS stores é as two characters, other systems as one.
-            by_class.setdefault(unicodedata.normalize('NFC', entry.name), []).extend(paths)
-        else:
-            skipped['a folder without a readable image'].append(entry.path)
-    return by_class
 
 
 def _sorted(folder: str) -> list[os.DirEntry]:
@@ -124,32 +89,39 @@ def _is_shown_folder(entry: os.DirEntry) -> bool:
     return os.path.isdir(entry.path) and not entry.name.startswith('.')
 
 
-def _names(by_class: Paths | Images, folder: str) -> list[str]:
+def _read(folder: str, skipped: list[str]) -> Images:
+    """Reads the images of each folder in a folder, showing progress on a terminal."""
+    paths = []
+    for entry in _sorted(folder):
+        if not _is_shown_folder(entry):
+            skipped.append(f'{entry.path} (not a folder, or hidden)')
+            continue
+        found = images.paths_in(entry.path)
+        others = {inner.path for inner in os.scandir(entry.path)}.difference(found)
+        skipped += [f'{path} (not named like an image)' for path in sorted(others)]
+        if not found:
+            skipped.append(f'{entry.path} (no images)')
+        # macOS stores é as two characters, other systems as one.
+        paths += [(unicodedata.normalize('NFC', entry.name), path) for path in found]
+    by_class: Images = {}
+    for name, path in tqdm.tqdm(paths, unit=' images', leave=False, disable=None):
+        try:
+            image = images.read(path)
+            by_class.setdefault(name, []).append(image)
+        except errors.UserError as error:
+            skipped.append(str(error))
+    return by_class
+
+
+def _names(by_class: Images, folder: str) -> list[str]:
     """Returns the sorted names of the classes; raises `errors.UserError` if they are not valid."""
     if not 2 <= len(by_class) <= data_sets.MAX_CLASSES:
         raise errors.UserError(
-            f'{folder} has {len(by_class)} folders with images; expected 2 to '
+            f'{folder} has {len(by_class)} folders with readable images; expected 2 to '
             f'{data_sets.MAX_CLASSES} classes: {_FORM}')
     classes = sorted(by_class)
     data_sets.check_row({'classes': classes}, folder)
     return classes
-
-
-def _read(paths: Paths, skipped: Skipped) -> Images:
-    """Reads the images of each class, showing progress on a terminal; leaves out a class without
-    a readable one."""
-    by_class: Images = {}
-    named = [(name, path) for name in sorted(paths) for path in paths[name]]
-    for name, path in tqdm.tqdm(named, unit=' images', leave=False, disable=None):
-        try:
-            image = images.read(path)
-        except errors.UserError as error:
-            skipped['not readable'].append(str(error))
-            continue
-        by_class.setdefault(name, []).append(image)
-    skipped['a folder without a readable image'] += sorted(
-        {os.path.dirname(path) for name, path in named if name not in by_class})
-    return by_class
 
 
 def _labelled(by_class: Images, classes: list[str]) -> Split:

@@ -13,6 +13,10 @@ import tensorflow.compat.v1 as tf
 import cifar10
 import cifar10_input
 
+# Of a run on few images: the least number of steps, and of images in a step if it has enough.
+# benchmarks/few_images.py measures what they reach.
+_MIN_STEPS, _MIN_IMAGES_PER_STEP = 100, 32
+
 
 class Recipe(NamedTuple):
     """A network, and how it trains."""
@@ -38,6 +42,22 @@ class Recipe(NamedTuple):
     # Training images, uint8 [count, 32, 32, 3] -> values that a new run starts with, {name: array}
     initial_values: Callable | None = None
 
+    def defaults(self, images, workers):
+        """Values of flags with which to train on a number of images: {name: value}.
+
+        They are those of the row, unless one worker would make less than 100 steps. Then steps are
+        smaller, at a rate in proportion, and all workers share them; if they are of 32 images
+        already, there are more epochs.
+        """
+        step = int(min(self.batch_size, images, max(
+            _MIN_IMAGES_PER_STEP, self.epochs * images / _MIN_STEPS)))
+        size = self.batch_size
+        if step < self.batch_size:
+            size = max(1, step // workers)
+        return {'batch_size': size,
+                'learning_rate': self.learning_rate() * (step / self.batch_size),
+                'epochs': max(self.epochs, _MIN_STEPS * step / images)}
+
 
 def smoothed_loss(logits, labels, label_smoothing):
     """`cifar10.loss` with smoothed labels: Szegedy et al., "Rethinking the Inception Architecture"
@@ -58,11 +78,8 @@ def linear_scaling(global_step, settings):
     It rises linearly in the first `settings.warmup_epoch` epochs. Goyal et al., "Accurate, Large
     Minibatch SGD" (2017), sections 2.1 and 2.2, https://arxiv.org/abs/1706.02677.
 
-    Args:
-        global_step: int [], the number of earlier steps.
-        settings: the `run.Settings`, with the rate of one worker.
-
-    Returns float32 [].
+    `global_step`, int [], is the number of earlier steps; `settings`, the `run.Settings`, have the
+    rate of one worker. Returns float32 [].
     """
     rate = settings.learning_rate
     warmup_steps = settings.warmup_epoch * settings.steps_per_epoch
@@ -115,7 +132,7 @@ TABLE = {row.name: row for row in (
         epochs=256))}  # The tutorial's 100,000 steps.
 
 
-def named(net):
+def find(net):
     """The `Recipe` of a value of --net, and the name of a data set if it contains one, else None.
 
     'cifar100_resnet23' is `resnet23` with CIFAR-100, as in NNabla's example. Raises

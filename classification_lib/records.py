@@ -130,20 +130,12 @@ class Images(NamedTuple):
         """Adds endless batches of distorted images to the graph, each epoch in a new random order.
 
         The order follows from the seed and the number of the epoch alone, so that a run which
-        resumes continues it.
+        resumes continues it: earlier starts have read `first_step` batches. See `chosen` for `rank`
+        and `workers`.
 
-        Args:
-            batch_size: number of images per batch.
-            distort: function from uint8 [batch, 32, 32, 3] to float32 [batch, height, width, 3].
-            seed: int.
-            first_step: number of batches that earlier starts of the run have read.
-            rank, workers: see `chosen`.
-
-        Returns:
-            images: float32 [batch_size, height, width, 3].
-            labels: int32 [batch_size].
-
-        Raises `errors.UserError` if a file is missing, or there are too few images.
+        `distort` maps uint8 [batch, 32, 32, 3] to float32 [batch, height, width, 3]. Returns its
+        images, and their labels, int32 [batch_size]. Raises `errors.UserError` if a file is
+        missing, or there are too few images.
         """
         if self.count() < workers:
             raise errors.UserError(f'{self.count()} training images are not enough for {workers} '
@@ -176,16 +168,10 @@ class Images(NamedTuple):
     def batches(self, batch_size, rank=0, workers=1):
         """Adds batches of the images to the graph, each image once; the last batch may be smaller.
 
-        Args:
-            batch_size: number of images per batch.
-            rank, workers: see `chosen`.
-
-        Returns:
-            pixels: uint8 [batch, 32, 32, 3]. After the last batch, `tf.errors.OutOfRangeError`.
-            labels: int32 [batch].
-            initializer: operation that begins with the first image.
-
-        Raises `errors.UserError` if a file is missing, or there are too few images.
+        Returns pixels, uint8 [batch, 32, 32, 3], labels, int32 [batch], and the operation that
+        begins with the first image. After the last batch, they raise `tf.errors.OutOfRangeError`.
+        See `chosen` for `rank` and `workers`. Raises `errors.UserError` if a file is missing, or
+        there are too few images.
         """
         with tf.device('/cpu:0'), tf.name_scope('input'):
             batches = self._records(rank, workers).batch(batch_size).map(self._decoded).prefetch(2)

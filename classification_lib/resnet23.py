@@ -102,23 +102,21 @@ def _value(name, shape, initializer=None, dtype=tf.float32):
     return tf.cast(variable.read_value(), dtype)
 
 
-def distort(images, angles=None, flips=None):
-    """Mirrors training images, then rotates them about their centre, in one resampling.
+def distort(images):
+    """Mirrors half of the training images, and rotates each by up to 0.25, the example's range.
 
-    Each pixel is a bilinear interpolation; outside the image, its border is repeated.
-
-    Args:
-        images: uint8 [batch, 32, 32, 3].
-        angles: float32 [batch], counterclockwise rotation in radians; by default, uniform ones.
-        flips: bool [batch], whether to mirror; both or neither are given: by default, half are.
-
-    Returns:
-        float32 [batch, 32, 32, 3], 0 to 255.
+    uint8 [batch, 32, 32, 3] -> float32 [batch, 32, 32, 3], 0 to 255.
     """
     batch = [tf.shape(images)[0]]
-    if angles is None:
-        angles = tf.random_uniform(batch, -0.25, 0.25)  # The example's range.
-        flips = tf.random_uniform(batch) < 0.5
+    return rotate(images, tf.random_uniform(batch, -0.25, 0.25), tf.random_uniform(batch) < 0.5)
+
+
+def rotate(images, angles, flips):
+    """Mirrors images, bool [batch], then rotates them about their centre, in one resampling.
+
+    Each pixel is a bilinear interpolation; outside the image, its border is repeated. Angles are
+    counterclockwise, in radians, float32 [batch]. The images are those of `distort`.
+    """
     # A transform (a, b, c, d, e, f, 0, 0) reads column x, row y of the output at column a x + b y +
     # c, row d x + e y + f of the input. Relative to the centre, a rotation reads (x, y) at (cos x -
     # sin y, sin x + cos y), and mirroring negates the column.

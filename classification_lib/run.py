@@ -91,9 +91,8 @@ def resumed(folder: str, earlier: Mapping[str, Any], settings: Settings) -> None
     Prints a line for each that has changed. Raises `errors.UserError` if one of them must not.
     """
     for field in dataclasses.fields(settings):
-        was, now = earlier.get(field.name), getattr(settings, field.name)
-        if was is None:  # Version 1 recorded fewer settings.
-            continue
+        now = getattr(settings, field.name)
+        was = earlier.get(field.name, now)  # It may be a new one.
         if isinstance(now, tuple):
             was, now = ', '.join(was), ', '.join(now)
         if was == now:
@@ -125,8 +124,7 @@ def read(folder: str) -> dict[str, Any] | None:
 
 
 def is_of_version_1(settings: Mapping[str, Any]) -> bool:
-    """Whether version 1 wrote these settings. It held out other images, and divided them between
-    workers in another way."""
+    """Whether version 1 wrote these settings. It chose other images at each step."""
     return 'warmup_epoch' not in settings
 
 
@@ -147,10 +145,9 @@ def earlier(opened: session.Run) -> dict[str, Any]:
     if found is None:
         raise errors.UserError(f"{folder} holds a run of the tutorial's programs ({FILE} is "
                                f'missing): {ADVICE}')
-    if is_of_version_1(found) and (
-            found.get('validate_on') == 'held_out' or found.get('workers', 1) > 1):
-        raise errors.UserError(f'{folder} holds a run of version 1, which held out other images, '
-                               f'or divided them between workers in another way: {ADVICE}')
+    if is_of_version_1(found):
+        raise errors.UserError(f'{folder} holds a run of version 1, which cannot continue: give it '
+                               'as --initial_checkpoint to a run in another --train_dir')
     return found
 
 
@@ -237,30 +234,32 @@ class Log:
 
     def lacks_validation(self) -> bool:
         """Whether the run was stopped in the validation of the step from which it resumes."""
-        return self._settings.validates(self._first_step) and not any(
-            row['step'] == self._first_step and row.get('validation_error') is not None
+        return self._settings.validates(self._step) and not any(
+            row['step'] == self._step and row.get('validation_error') is not None
             for row in self._rows)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Adds the figures of a step: training_loss, training_error and learning_rate by name."""
-        if self._values and self._is_due(self._step):  # It was not validated.
-            self._log()
+        if step > self._first_step + 1:
+            self._seconds.append(time.perf_counter() - self._start_time)
         self._step = step
         self._values.append(values)
         self._epoch_errors.append(values['training_error'])
-        if step > self._first_step + 1:
-            self._seconds.append(time.perf_counter() - self._start_time)
         self._bar.update()
-        if self._is_due(step) and not self._settings.validates(step):
+        if step % self._frequency == 0:
             self._log()
         self._start_time = time.perf_counter()
 
     def validated(self, step: int, error: float | None) -> None:
         """Adds the validation error of a step; None if a signal ended the validation."""
         self._step = step
-        if self._values or error is not None:
-            self._log(error)
+        self._log()
         if error is not None:
+            row = {'step': step, 'epoch': self._settings.epochs(step), 'wall_time': time.time()}
+            if self._rows and self._rows[-1]['step'] == step:
+                row = self._rows.pop()
+            self._rows.append({**row, 'validation_error': error})
+            self._rewrite()
             training = ''
             if self._epoch_errors:
                 since = f' since step {self._epoch_start}'
@@ -278,43 +277,33 @@ class Log:
     def close(self) -> None:
         """Logs the steps since the last line."""
         try:
-            if self._values:
-                self._log()
+            self._log()
         except OSError as error:  # Ctrl-C ends `| tee`, too. The row has been written.
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
         self._bar.close()
 
-    def _is_due(self, step):
-        return step % self._frequency == 0
-
-    def _log(self, validation_error=None):
-        """Adds a row, then prints a line with its figures."""
+    def _log(self):
+        """Adds a row with the means over the steps since the last one, if any; prints them."""
+        if not self._values:
+            return
         row = {'step': self._step, 'epoch': self._settings.epochs(self._step),
-               'wall_time': time.time(), 'validation_error': validation_error}
-        text = ''
-        if self._values:
-            row |= {name: np.mean([values[name] for values in self._values], dtype=np.float64)
-                    for name in self._values[0]}
-            text = (f'step {self._step}, loss = {row["training_loss"]:.2f}, '
-                    f'training error = {row["training_error"]:.4f}')
-            if self._seconds:
-                sec_per_batch = np.mean(self._seconds)
-                row['images_per_second'] = self._settings.images_per_step / sec_per_batch
-                text += (f' ({row["images_per_second"]:.1f} examples/sec; '
-                         f'{sec_per_batch:.3f} sec/batch)')
+               'wall_time': time.time()}
+        row |= {name: np.mean([values[name] for values in self._values], dtype=np.float64)
+                for name in self._values[0]}
+        text = (f'step {self._step}, loss = {row["training_loss"]:.2f}, '
+                f'training error = {row["training_error"]:.4f}')
+        if self._seconds:
+            sec_per_batch = np.mean(self._seconds)
+            row['images_per_second'] = self._settings.images_per_step / sec_per_batch
+            text += (f' ({row["images_per_second"]:.1f} examples/sec; '
+                     f'{sec_per_batch:.3f} sec/batch)')
         self._values, self._seconds = [], []
-        if self._rows and self._rows[-1]['step'] == self._step:  # It lacked its validation.
-            self._rows[-1] = {**self._rows[-1], **row}
-            self._rewrite()
-        else:
-            self._rows.append(row)
-            with open(os.path.join(self._folder, METRICS), 'a', encoding='utf-8',
-                      newline='') as stream:
-                stream.write(_line(row))
-        if text:
-            self._show(text)
+        self._rows.append(row)
+        with open(os.path.join(self._folder, METRICS), 'a', encoding='utf-8', newline='') as stream:
+            stream.write(_line(row))
+        self._show(text)
 
     def _rewrite(self):
         with files.new_file(os.path.join(self._folder, METRICS)) as stream:
@@ -379,7 +368,7 @@ class Best:
 
 
 class Results:
-    """What worker 0 writes while it trains: `run.json`, the `Log`, and the `Best` checkpoint.
+    """What worker 0 writes while it trains: the `Log`, and the `Best` checkpoint.
 
     A context: within it, the session has begun.
     """
@@ -390,9 +379,7 @@ class Results:
         self._best = Best(folder, settings)
 
     def __enter__(self) -> 'Results':
-        folder, settings, *_ = self._arguments
         self._log = Log(*self._arguments)
-        write(folder, settings)
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -3,13 +3,13 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quietly.
+from cifar10_lib import errors
+from classification_lib import interfaces
 
 import tensorflow.compat.v1 as tf
 
@@ -52,7 +52,8 @@ class Meeting:
 
     def gather(self, value: Any) -> list[Any]:
         number = next(self._gathered)
-        self._look()  # A session with a lost worker would wait for half a minute.
+        # A session with a lost worker would wait for half a minute.
+        interfaces.connect(self.names, self._addresses)
         config = tf.ConfigProto(device_filters=[
             '/job:worker/task:0', f'/job:worker/task:{self.rank}'])
         with tf.Graph().as_default() as graph, tf.device('/job:worker/task:0/cpu:0'):
@@ -86,18 +87,8 @@ class Meeting:
         while self._session.run(count) != expected:
             time.sleep(_POLL_SECONDS)
             if time.monotonic() > last_look + _LOOK_SECONDS:
-                self._look()
+                interfaces.connect(self.names, self._addresses)
                 last_look = time.monotonic()
-
-    def _look(self):
-        """Raises `tf.errors.UnavailableError` if a worker cannot be reached."""
-        for name, address in zip(self.names, self._addresses):
-            host, _, port = address.rpartition(':')
-            try:
-                socket.create_connection((host, int(port)), 5.0).close()
-            except OSError as error:
-                raise tf.errors.UnavailableError(
-                    None, None, f'{name}: {error.strerror or error}') from error
 
     def abort(self, error: BaseException) -> None:
         """Ends this process, which the others notice as its server ends with it.

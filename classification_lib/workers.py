@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import os
 import pathlib
-import socket
 import sys
 import time
 import zlib
@@ -21,7 +20,6 @@ from typing import Any
 from cifar10_lib import errors
 from classification_lib import batch_norm, collectives, interfaces, mpi, tf_config
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 AGAIN = 75  # Exit code if starting again may help: EX_TEMPFAIL of sysexits.h.
@@ -73,7 +71,15 @@ class Worker:
         with self._meeting.addresses() as addresses:
             self._server = _Server(addresses, self.rank)
         self._meeting.use(self._server.server)
-        _reach_all(self._meeting.names, addresses, self._meeting.patience)
+        end = time.monotonic() + self._meeting.patience
+        while True:  # TensorFlow would wait forever, and name none.
+            try:
+                interfaces.connect(self._meeting.names, addresses)
+                break
+            except tf.errors.UnavailableError as error:
+                if time.monotonic() > end:
+                    raise errors.UserError(f'{error.message}; does a firewall block it?') from error
+                time.sleep(_POLL_SECONDS)
         # NCCL requires that no two workers share a GPU.
         self._on_gpu = all(self._meeting.gather(self._server.has_own_gpu))
 
@@ -93,21 +99,9 @@ class Worker:
                         f'{name} differs from worker 0: {fact} is {other.get(fact)}, not '
                         f'{first.get(fact)}. Start all workers with the same code, data and flags')
 
-    def share(self, value: Any) -> Any:
-        """Returns worker 0's JSON value; all workers call it."""
-        return self._meeting.gather(value)[0]
-
-    def sum(self, values: Sequence[float]) -> np.ndarray:
-        """Sum over all workers of some numbers, between two steps; waits without limit."""
-        return np.sum(self._meeting.gather(list(map(float, values))), axis=0)
-
-    def largest(self, value: float) -> float:
-        """The largest number of all workers, between two steps; waits without limit."""
-        return max(self._meeting.gather(value))
-
-    def wait(self) -> None:
-        """Waits until all workers are here, without limit."""
-        self._meeting.gather(None)
+    def gather(self, value: Any) -> list[Any]:
+        """JSON values of all workers, in their order, between two steps; waits without limit."""
+        return self._meeting.gather(value)
 
     def mean_gradients(self, grads: Grads, overlap: bool = True) -> Grads:
         """Means over all workers of gradients; see `collectives.mean_gradients`."""
@@ -187,7 +181,7 @@ def joined(step_timeout: float, interface: str | None = None) -> Iterator[Worker
         with _lost_worker_explained(step_timeout):
             worker.meet()
             yield worker
-            worker.wait()  # Worker 0 has saved the last step.
+            meeting.gather(None)  # Worker 0 has saved the last step.
     except BaseException as error:
         meeting.abort(error)
         raise
@@ -256,24 +250,6 @@ class _Server:
             errors.note(f'warning: any network of this machine can reach the port {own}, and '
                         'TensorFlow executes whatever it is sent there. Use a private network')
         self.server.start()  # It listens already, but does not run graphs yet.
-
-
-def _reach_all(names, addresses, seconds):
-    """Waits until all servers can be reached; TensorFlow would wait forever, and name none."""
-    end = time.monotonic() + seconds
-    for name, address in zip(names, addresses):
-        host, _, port = address.rpartition(':')
-        while True:
-            try:
-                # By IPv4, on which TensorFlow's server always listens.
-                socket.create_connection((socket.gethostbyname(host), int(port)), 5.0).close()
-                break
-            except OSError as error:
-                if time.monotonic() > end:
-                    raise errors.UserError(
-                        f'cannot connect to {name} at {address}: {error.strerror or error}; '
-                        'does a firewall block it?') from error
-                time.sleep(_POLL_SECONDS)
 
 
 def _code():

@@ -35,7 +35,7 @@ def main(words):
     stop = session.StopSignal()
     with workers.joined(options['step_timeout'], options['interface']) as worker:
         found = _train(folder, options, worker, stop)
-        number = worker.largest(stop.number)
+        number = max(worker.gather(stop.number))
     pathlib.Path(folder, f'worker-{worker.rank}.json').write_text(json.dumps(found))
     if number:
         session.end_by(int(number))
@@ -44,7 +44,7 @@ def main(words):
 def _train(folder, options, worker, stop):
     rate = 0.2 if options['differs'] == worker.rank else 0.1
     worker.compare({'--learning_rate': rate})
-    found = {'shared': worker.share([worker.rank, options['repeat'] * options['shared']]),
+    found = {'shared': worker.gather([worker.rank, options['repeat'] * options['shared']])[0],
              'cores': len(os.sched_getaffinity(0))}
     global_step = tf.train.get_or_create_global_step()
     random = np.random.RandomState(0)
@@ -87,7 +87,8 @@ def _train(folder, options, worker, stop):
                     time.sleep(options['seconds'])
                 if options['lost'] == worker.rank:
                     os.kill(os.getpid(), signal.SIGKILL)
-                found['sum'] = worker.sum(np.array([1, 10]) * (worker.rank + 1)).tolist()
+                counts = worker.gather([worker.rank + 1, 10 * (worker.rank + 1)])
+                found['sum'] = np.sum(counts, axis=0).tolist()
                 if options['fails'] == worker.rank:
                     raise errors.UserError(f'worker {worker.rank} has failed')
             print('step', step, flush=True)

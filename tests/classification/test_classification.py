@@ -79,6 +79,10 @@ def test_restart(tmp_path):
     assert not list((folder / 'best').iterdir())
     assert values(folder)['global_step'] == 3
     assert (folder / 'notes.txt').read_text() == 'mine'
+    # The new run has a best checkpoint of its own, although its error is higher.
+    ran(epochs=2.0, restart=True)
+    ran(max_steps=1, restart=True, learning_rate=1e-5)
+    assert run.read(str(folder / 'best'))['step'] == 1
 
 
 @pytest.mark.parametrize('averages', [True, False])

@@ -22,12 +22,27 @@ def rates(net, steps, **settings):
 
 
 def test_names():
-    assert recipes.named('airbench94') == (recipes.TABLE['airbench94'], None)
-    assert recipes.named('cifar100_resnet23') == (recipes.TABLE['resnet23'], 'cifar100')
+    assert recipes.find('airbench94') == (recipes.TABLE['airbench94'], None)
+    assert recipes.find('cifar100_resnet23') == (recipes.TABLE['resnet23'], 'cifar100')
     for net in ('resnet', 'svhn_resnet23', 'cifar10_', 'cifar10'):
         with pytest.raises(errors.UserError, match=f'--net={net} is not a network; expected one '
                            'of resnet23, airbench94, tutorial'):
-            recipes.named(net)
+            recipes.find(net)
+
+
+@pytest.mark.parametrize('net, images, workers, expected', [
+    ('airbench94', 50000, 1, (1024, 1.5, 14)), ('airbench94', 50000, 16, (1024, 1.5, 14)),
+    ('resnet23', 45000, 4, (64, 1e-3, 300)), ('tutorial', 50000, 1, (128, 0.1, 256)),
+    # 14 epochs of 2,000 images are 100 steps of 280.
+    ('airbench94', 2000, 1, (280, 1.5 * 280 / 1024, 14)),
+    # With 150 images, 100 steps of 32 are 21.33 epochs.
+    ('airbench94', 150, 1, (32, 0.046875, 64 / 3)), ('airbench94', 150, 4, (8, 0.046875, 64 / 3)),
+    ('airbench94', 20, 1, (20, 1.5 * 20 / 1024, 100))])
+def test_the_defaults_on_few_images(net, images, workers, expected):
+    """At least 100 steps, of at least 32 images or of all. CIFAR-10 is trained as in the row."""
+    found = recipes.TABLE[net].defaults(images, workers)
+    np.testing.assert_allclose(
+        [found[name] for name in ('batch_size', 'learning_rate', 'epochs')], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize('workers, warmup_epoch, steps, expected', [

@@ -110,7 +110,7 @@ def test_distortion_equals_numpy():
     images = np.random.RandomState(0).randint(0, 256, [8, 32, 32, 3]).astype(np.uint8)
     angles = [0.25, -0.25, 0.1, -0.17, 0.0, 0.0, np.pi / 2, -np.pi / 2]
     flips = [False, False, True, True, True, False, False, True]
-    result = resnet23.distort(
+    result = resnet23.rotate(
         tf.constant(images), tf.constant(angles, tf.float32), tf.constant(flips))
     assert result.shape.as_list() == [8, 32, 32, 3]
     with tf.Session() as session:

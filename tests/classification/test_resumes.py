@@ -73,6 +73,26 @@ def test_a_resume_without_flags_continues_the_run(stopped, capsys):
     assert figures(folder, 'validation_error') == figures(whole, 'validation_error')
 
 
+def test_a_run_on_few_images(monkeypatch, stopped, capsys):
+    """The row's steps of 512 images become 100 steps of all 20, which a resume continues."""
+    own_images(count=20)
+    monkeypatch.setitem(recipes.TABLE, 'small', small_nets.RECIPE._replace(batch_size=512))
+    folder = stopped(dataset='.')
+    out = capsys.readouterr().out
+    assert ('Few images: --batch_size=20 --learning_rate=0.0003906 --epochs=100. Give these flags '
+            'to choose others.\n') in out
+    assert '100 steps of 20 images, by 1 worker(s), are 100 epochs.\n' in out
+    assert out.count('The first step takes longer: TensorFlow prepares the graph.\n') == 1
+    started()
+    assert 'Few images' not in capsys.readouterr().out
+    assert values(folder)['global_step'] == 100
+    assert {row['learning_rate'] for row in rows(folder) if row['learning_rate']} == {0.000390625}
+    ran(dataset='.', batch_size=32, max_steps=1, train_dir='given')
+    out = capsys.readouterr().out
+    assert 'Few images' not in out and 'A step takes more than the 20 training images' in out
+    assert run.read('given')['learning_rate'] == 0.01
+
+
 def test_flags_of_a_resume(half_bright, capsys):
     """What may change is named, and recorded; what may not is refused, and nothing changes."""
     folder = ran(max_steps=2, learning_rate=0.01)
@@ -85,8 +105,7 @@ def test_flags_of_a_resume(half_bright, capsys):
     for changed, message in [
             ({'net': 'tutorial'}, 'net small, not tutorial: change that back, choose'),
             ({'batch_size': 8}, 'batch_size 16, not 8'), ({'seed': 2}, 'seed 1, not 2'),
-            ({'validate_on': 'held_out'}, 'validate_on test, not held_out'),
-            ({'initial_checkpoint': 'no/such/folder'}, 'No checkpoint in no/such/folder')]:
+            ({'validate_on': 'held_out'}, 'validate_on test, not held_out')]:
         with pytest.raises(errors.UserError, match=message):
             started(max_steps=6, **changed)
     images = half_bright / 'data_batch_1.bin'
@@ -108,30 +127,23 @@ def test_the_initial_checkpoint_of_a_run_that_has_begun(capsys):
         out = capsys.readouterr().out
         assert ('has no effect on a run that has begun' in out) == bool(options)
         assert 'Starting with' not in out
+    with pytest.raises(errors.UserError, match='No checkpoint in no/such/folder'):
+        ran(max_steps=4, initial_checkpoint='no/such/folder')
 
 
 def test_a_run_of_version_1(capsys):
-    """Its run.json had two levels, and None for defaults; a later one recorded the checksum."""
-    folder = ran(max_steps=2, learning_rate=0.02)
+    """Its run.json had two levels, and no warm-up. It is evaluated, but cannot continue."""
+    folder = ran(max_steps=2)
     found = run.read(str(folder))
-    for old in ({'learning_rate': None, 'batch_size': 16, 'max_steps': 2},
-                {'learning_rate': 0.02, 'batch_size': 16, 'workers': 1, 'max_steps': 2,
-                 'images_checksum': found['images_checksum']}):
-        (folder / 'run.json').write_text(json.dumps({
-            'net': 'small', 'dataset': 'cifar10', 'classes': found['classes'],
-            'settings': {'dataset': 'cifar10', 'seed': 1, 'training_images': 80,
-                         'validate_on': 'test', **old}}))
-        started(evaluate=True)
-        started(max_steps=int(values(folder)['global_step']) + 1)
-        rate = old['learning_rate'] or small_nets.RECIPE.learning_rate()
-        assert run.read(str(folder))['learning_rate'] == rate
-    assert values(folder)['global_step'] == 4
-    assert capsys.readouterr().out.count('precision @ 1 = ') == 2
     (folder / 'run.json').write_text(json.dumps({
         **{name: found[name] for name in ('net', 'dataset', 'classes')},
-        'settings': {**old, 'workers': 2}}))
-    with pytest.raises(errors.UserError, match='holds a run of version 1'):
-        started(max_steps=5)
+        'settings': {'dataset': 'cifar10', 'learning_rate': None, 'images_checksum': 'other'}}))
+    started(evaluate=True)
+    assert 'precision @ 1 = ' in capsys.readouterr().out
+    with pytest.raises(errors.UserError, match='a run of version 1, which cannot continue'):
+        started(max_steps=3)
+    ran(max_steps=1, train_dir='new', initial_checkpoint='run')
+    assert 'Starting with run/model.ckpt-2; new: none.' in capsys.readouterr().out
 
 
 def test_runs_that_cannot_continue_are_refused():

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -38,13 +39,13 @@ def test_the_script_prints_what_it_made_and_what_it_skipped(folder, tmp_path):
     assert (row.name, row.classes) == ('halves', tuple(NAMES))
     labels = np.fromfile(data / 'train.bin', np.uint8).reshape(-1, 3073)[:, 0]
     in_train = np.bincount(labels).tolist()
-    assert sum(in_train) == row.train_files['train.bin']
+    assert {'train.bin': sum(in_train)} == json.loads(
+        (data / 'dataset.json').read_text(encoding='utf-8'))['train_files']
     assert done.stdout.splitlines() == [
-        'Skipped 1, hidden:',
-        f'  {folder}/.git',
-        'Skipped 1, not readable:',
+        'Skipped 2:',
+        f'  {folder}/.git (not a folder, or hidden)',
         f'  {folder}/{NAMES[0]}/broken.png cannot be read (damaged, or in a format that Pillow '
-        'does not read)',
+        'does not read; for HEIC, the format of iPhones, see docs/usage.md)',
         f'{NAMES[0]}: {in_train[0]} training and {60 - in_train[0]} test images',
         f'{NAMES[1]}: {in_train[1]} training and {60 - in_train[1]} test images',
         f'{data} holds {sum(in_train)} training and {120 - sum(in_train)} test images of 2 '
@@ -89,5 +90,5 @@ def test_incomplete_sets_are_refused(tmp_path, capsys, values, line):
         grey.save(tmp_path / 'images' / name / '1.png')
     with pytest.raises(errors.UserError, match=f'^{line}'):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
-    assert capsys.readouterr().out.splitlines()[0] == 'Skipped 2, not readable:'
+    assert capsys.readouterr().out.splitlines()[0] == 'Skipped 2:'
     assert os.listdir(tmp_path) == ['images']

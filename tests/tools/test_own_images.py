@@ -1,4 +1,3 @@
-import collections
 import os
 
 from cifar10_lib import errors
@@ -29,10 +28,10 @@ def fill(folder, **counts):
 
 
 def read(folder):
-    """The images in a folder, and what was skipped, without the reasons that do not occur."""
-    skipped = collections.defaultdict(list)
+    """The images in a folder, and lines about what was skipped, without the folder's path."""
+    skipped = []
     own = own_images.read_folder(str(folder), skipped)
-    return own, {reason: paths for reason, paths in skipped.items() if paths}
+    return own, sorted(line.removeprefix(f'{folder}/') for line in skipped)
 
 
 def pictures(split):
@@ -89,8 +88,7 @@ def test_a_given_split_is_used(tmp_path, train, test, other):
     own, skipped = read(tmp_path)
     assert own.classes == ['cat', 'dog']
     assert own.train.labels.tolist() == [0, 0, 1, 1, 1] and own.test.labels.tolist() == [1]
-    assert skipped == {'beside the training and the test folder': [
-        f'{tmp_path}/{other.removesuffix("/dog")}']}
+    assert skipped == [f'{other.removesuffix("/dog")} (beside the training and the test folder)']
 
 
 def test_a_class_may_be_named_like_a_part(tmp_path):
@@ -100,9 +98,9 @@ def test_a_class_may_be_named_like_a_part(tmp_path):
 
 
 @pytest.mark.parametrize('counts, line', [
-    ({'cat': 9}, f' has 1 folders with images; expected 2 to 256 classes: {FORM}'),
+    ({'cat': 9}, f' has 1 folders with readable images; expected 2 to 256 classes: {FORM}'),
     ({'train/cat': 2, 'train/dog': 2}, f' has train; expected {FORM}'),
-    ({f'{label}': 1 for label in range(257)}, ' has 257 folders with images; expected 2 to '),
+    ({f'{label}': 1 for label in range(257)}, ' has 257 folders with readable images; '),
     ({'train/cat': 2, 'train/dog': 2, 'test/cow': 1}, '/test has cow, missing from '),
     # Otherwise the network would learn to tell training images from test images.
     ({'Train': 3, 'Val': 3}, ' has Train, Val; expected ')])
@@ -124,16 +122,14 @@ def test_what_is_skipped_is_named_with_the_reason(tmp_path):
     own, skipped = read(tmp_path)
     assert own.classes == ['cat', 'dog']
     assert len(own.train.labels) + len(own.test.labels) == 12
-    assert skipped == {
-        'hidden': [f'{tmp_path}/.git'],
-        'not a file that is named like an image': [
-            f'{tmp_path}/{name}' for name in ('@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png',
-                                              'cat/list.csv', 'cat/more')],
-        'a folder without a readable image': [
-            f'{tmp_path}/{name}' for name in ('@eaDir', '__MACOSX', 'cow')],
-        'not in the folder of a class': [f'{tmp_path}/notes.txt', f'{tmp_path}/photo.png'],
-        'not readable': [f'{tmp_path}/{name}/broken.png cannot be read (damaged, or in a format '
-                         'that Pillow does not read)' for name in ('cow', 'dog')]}
+    broken = 'cannot be read (damaged, or in a format that Pillow does not read; for HEIC, the ' \
+        'format of iPhones, see docs/usage.md)'
+    assert skipped == sorted([
+        *(f'{name} (not a folder, or hidden)' for name in ('.git', 'notes.txt', 'photo.png')),
+        *(f'{name} (not named like an image)' for name in (
+            '@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png', 'cat/list.csv', 'cat/more')),
+        *(f'{name} (no images)' for name in ('@eaDir', '__MACOSX')),
+        f'cow/broken.png {broken}', f'dog/broken.png {broken}'])
 
 
 def test_a_class_whose_training_images_cannot_be_read(tmp_path):
@@ -152,10 +148,8 @@ def test_links_are_followed(tmp_path):
     (tmp_path / 'images' / 'itself').symlink_to('itself')
     own, skipped = read(tmp_path / 'images')
     assert len(own.train.labels) + len(own.test.labels) == 7
-    assert skipped == {
-        'not in the folder of a class': [f'{tmp_path}/images/itself'],
-        'not a file that is named like an image': [
-            f'{tmp_path}/images/dog/2.png', f'{tmp_path}/images/dog/loop']}
+    assert skipped == ['dog/2.png (not named like an image)', 'dog/loop (not named like an image)',
+                       'itself (not a folder, or hidden)']
 
 
 def test_names_in_another_unicode_form_are_the_same_class(tmp_path):
