@@ -306,8 +306,9 @@ def make_steps(worker, settings, first_step, graph, opened, results):
             ) as mon_sess, results:
         sess, step = mon_sess.raw_session(), first_step
         worker.share_variables(sess)
-        # A validation that was stopped is made again.
         is_due, is_stopped = worker.gather(results.lacks_validation())[0], False
+        if is_due:
+            print(f'Validating step {step}, which has no validation yet.', flush=True)
         if step < settings.max_steps:
             print('The first step takes longer: TensorFlow prepares the graph.', flush=True)
         while True:

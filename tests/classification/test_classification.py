@@ -68,6 +68,7 @@ def test_the_files_of_a_run(capsys):
     ran(epochs=1.0)
     assert 'Nothing to do: ' in capsys.readouterr().out
     assert (folder / 'params.h5').read_bytes() == parameters
+    assert [row['step'] for row in rows(folder)] == [2, 4, 5]
 
 
 def test_restart(tmp_path):
