@@ -1,8 +1,10 @@
 """Deterministic operations, a read-only machine, and a CPU quota."""
+import json
 import os
 import subprocess
 import sys
 
+import plain
 import pytest
 import record_files
 import spawn
@@ -11,8 +13,6 @@ _SMALL = ('--batch_size=16', '--data_dir=data')
 # In the order in which one reads what another one wrote.
 _COMMANDS = {
     'train': ['cifar10_train.py', *_SMALL, '--train_dir=run', '--max_steps=2'],
-    'towers': ['cifar10_multi_gpu_train.py', *_SMALL, '--train_dir=towers', '--max_steps=2',
-               '--num_gpus=2'],
     'evaluate': ['cifar10_eval.py', *_SMALL, '--checkpoint_dir=run', '--eval_dir=eval',
                  '--run_once'],
     'predict': ['cifar10_predict.py', str(spawn.ROOT / 'docs' / 'hero.png'),
@@ -22,6 +22,24 @@ _COMMANDS = {
     'confusion': ['cifar10_plot.py', *_SMALL, '--picture=confusion', '--runs=run'],
     'classify': ['classification.py', *_SMALL, '--net=airbench94', '--train_dir=own',
                  '--max_steps=2']}
+# Runs scripts one after another in forked processes, so that TensorFlow is imported once.
+_RUN_ALL = f'''
+import json, os, runpy, sys
+sys.path.insert(0, {str(spawn.ROOT)!r})
+from cifar10_lib import quiet
+import tensorflow
+for sys.argv in json.loads(sys.argv[1]):
+    if not os.fork():
+        runpy.run_path(os.path.join({str(spawn.ROOT)!r}, sys.argv[0]), run_name='__main__')
+        sys.exit()
+    if os.wait()[1]:
+        sys.exit(f'failed: {{sys.argv}}')
+'''
+
+
+def run_all(*names):
+    """Python's arguments for these `_COMMANDS`, up to the first one that fails."""
+    return ['-c', _RUN_ALL, json.dumps([_COMMANDS[name] for name in names])]
 
 
 @pytest.fixture
@@ -31,18 +49,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
 def test_deterministic_operations(folder):
     """They require a seed for each random operation. The tutorial's training has none, and says so;
     where random numbers do not matter, there is one."""
     environment = spawn.environment(TF_DETERMINISTIC_OPS='1')
-    assert spawn.run_script(*_COMMANDS['train'], cwd=folder).returncode == 0
-    for name, command in _COMMANDS.items():
-        done = spawn.run_script(*command, cwd=folder, env=environment)
-        if name == 'towers':
-            spawn.expect_one_line(done, 'set a seed')
-        elif name != 'train':
-            assert done.returncode == 0, (name, done.stderr)
+    done = spawn.run(run_all('train'), cwd=folder, env=environment)
+    assert 'set a seed' in done.stderr and done.stderr.count('\n') == 2
+    plain.save_checkpoint(folder / 'run')
+    done = spawn.run(run_all('evaluate', 'predict', 'export', 'plot', 'confusion', 'classify'),
+                     cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 with_mounts = pytest.mark.skipif(
@@ -62,19 +78,19 @@ def _with_mounts(mounts, folder, *words, **variables):
         stdin=subprocess.DEVNULL, capture_output=True, timeout=spawn.PATIENCE, check=False)
 
 
-def _read_only(folder, command):
+def _read_only(folder, *words):
     mounts = ('mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && '
               'mount -o remount,bind,ro /')
-    return _with_mounts(mounts, folder, spawn.ROOT / command[0], *command[1:], TMPDIR=str(folder))
+    return _with_mounts(mounts, folder, *words, TMPDIR=str(folder))
 
 
 @with_mounts
 def test_a_read_only_machine(folder):
     """As in `docker run --read-only`, with one folder that can be written."""
-    for name in ('train', 'evaluate', 'predict', 'export', 'confusion'):
-        done = _read_only(folder, _COMMANDS[name])
-        assert done.returncode == 0, (name, done.stderr)
-    done = _read_only(folder, [*_COMMANDS['train'], '--train_dir=/nowhere'])
+    done = _read_only(folder, *run_all('train', 'evaluate', 'predict', 'export', 'confusion'))
+    assert done.returncode == 0, done.stderr
+    script, *words = _COMMANDS['train']
+    done = _read_only(folder, spawn.ROOT / script, *words, '--train_dir=/nowhere')
     spawn.expect_one_line(done, 'Read-only file system', '/nowhere')
 
 
