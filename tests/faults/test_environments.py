@@ -1,5 +1,4 @@
 """Deterministic operations, a read-only machine, and a CPU quota."""
-import json
 import os
 import subprocess
 import sys
@@ -22,24 +21,11 @@ _COMMANDS = {
     'confusion': ['cifar10_plot.py', *_SMALL, '--picture=confusion', '--runs=run'],
     'classify': ['classification.py', *_SMALL, '--net=airbench94', '--train_dir=own',
                  '--max_steps=2']}
-# Runs scripts one after another in forked processes, so that TensorFlow is imported once.
-_RUN_ALL = f'''
-import json, os, runpy, sys
-sys.path.insert(0, {str(spawn.ROOT)!r})
-from cifar10_lib import quiet
-import tensorflow
-for sys.argv in json.loads(sys.argv[1]):
-    if not os.fork():
-        runpy.run_path(os.path.join({str(spawn.ROOT)!r}, sys.argv[0]), run_name='__main__')
-        sys.exit()
-    if os.wait()[1]:
-        sys.exit(f'failed: {{sys.argv}}')
-'''
 
 
-def run_all(*names):
-    """Python's arguments for these `_COMMANDS`, up to the first one that fails."""
-    return ['-c', _RUN_ALL, json.dumps([_COMMANDS[name] for name in names])]
+def run(name, folder, **options):
+    """Runs one of `_COMMANDS` in a folder."""
+    return spawn.fork_script(*_COMMANDS[name], cwd=folder, **options)
 
 
 @pytest.fixture
@@ -52,13 +38,12 @@ def folder(tmp_path):
 def test_deterministic_operations(folder):
     """They require a seed for each random operation. The tutorial's training has none, and says so;
     where random numbers do not matter, there is one."""
-    environment = spawn.environment(TF_DETERMINISTIC_OPS='1')
-    done = spawn.run(run_all('train'), cwd=folder, env=environment)
-    assert 'set a seed' in done.stderr and done.stderr.count('\n') == 2
+    done = run('train', folder, TF_DETERMINISTIC_OPS='1')
+    spawn.expect_one_line(done, 'set a seed')
     plain.save_checkpoint(folder / 'run')
-    done = spawn.run(run_all('evaluate', 'predict', 'export', 'plot', 'confusion', 'classify'),
-                     cwd=folder, env=environment)
-    assert done.returncode == 0, done.stderr
+    for name in ('evaluate', 'predict', 'export', 'plot', 'confusion', 'classify'):
+        done = run(name, folder, TF_DETERMINISTIC_OPS='1')
+        assert done.returncode == 0, (name, done.stderr)
 
 
 with_mounts = pytest.mark.skipif(
@@ -68,30 +53,25 @@ with_mounts = pytest.mark.skipif(
     reason='mounts require root')
 
 
-def _with_mounts(mounts, folder, *words, **variables):
-    """Runs Python after the shell's commands `mounts`, which only it sees, in a folder: a
-    `subprocess.CompletedProcess`."""
-    return subprocess.run(
-        ['unshare', '--mount', 'sh', '-c', f'{mounts} && cd "$0" && exec "$@"', folder,
-         sys.executable, *words],
-        env=spawn.environment(HOME='/proc/none', LC_ALL='C', **variables), text=True,
-        stdin=subprocess.DEVNULL, capture_output=True, timeout=spawn.PATIENCE, check=False)
-
-
-def _read_only(folder, *words):
-    mounts = ('mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && '
-              'mount -o remount,bind,ro /')
-    return _with_mounts(mounts, folder, *words, TMPDIR=str(folder))
+def _with_mounts(mounts, folder):
+    """Words before a command that is to run after the shell's commands `mounts`, which only it
+    sees, in a folder."""
+    return ['unshare', '--mount', 'sh', '-c', f'{mounts} && cd "$0" && exec "$@"', folder]
 
 
 @with_mounts
 def test_a_read_only_machine(folder):
     """As in `docker run --read-only`, with one folder that can be written."""
-    done = _read_only(folder, *run_all('train', 'evaluate', 'predict', 'export', 'confusion'))
-    assert done.returncode == 0, done.stderr
-    script, *words = _COMMANDS['train']
-    done = _read_only(folder, spawn.ROOT / script, *words, '--train_dir=/nowhere')
-    spawn.expect_one_line(done, 'Read-only file system', '/nowhere')
+    mounts = ('mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && '
+              'mount -o remount,bind,ro /')
+    with spawn.fork_server(*_with_mounts(mounts, folder), HOME='/proc/none', LC_ALL='C',
+                           TMPDIR=str(folder)) as server:
+        done = spawn.fork_script(*_COMMANDS['train'], '--train_dir=/nowhere', cwd=folder,
+                                 server=server)
+        spawn.expect_one_line(done, 'Read-only file system', '/nowhere')
+        for name in ('train', 'evaluate', 'predict', 'export', 'confusion'):
+            done = run(name, folder, server=server)
+            assert done.returncode == 0, (name, done.stderr)
 
 
 @with_mounts
@@ -102,6 +82,8 @@ def test_a_cpu_quota(tmp_path, quota, threads):
     (tmp_path / 'script.py').write_text(
         'import os\nfrom cifar10_lib import script\n'
         'script.run(lambda: print(os.environ.get("TF_NUM_INTRAOP_THREADS")))\n')
-    done = _with_mounts('mount --bind "$0" /sys/fs/cgroup', tmp_path, 'script.py',
-                        PYTHONPATH=str(spawn.ROOT))
+    done = subprocess.run(
+        [*_with_mounts('mount --bind "$0" /sys/fs/cgroup', tmp_path), sys.executable, 'script.py'],
+        env=spawn.environment(PYTHONPATH=str(spawn.ROOT)), text=True, capture_output=True,
+        timeout=spawn.PATIENCE, check=False)
     assert (done.stdout, done.stderr) == (f'{threads}\n', '')
