@@ -190,8 +190,8 @@ def test_tf_config_with_a_worker_that_is_killed(tmp_path, addresses):
 
 
 @pytest.mark.parametrize('options', [
-    {'lost': 1}, {'lost': 0}, {'lost': 0, 'slow': 0, 'seconds': 3}, {'killed': 0}, {'killed': 1},
-    {'lost': 1, 'slow': 1, 'seconds': 3}])
+    {'lost': 0, 'slow': 0, 'seconds': 3}, {'lost': 1, 'slow': 1, 'seconds': 3}, {'killed': 0},
+    {'killed': 1}])
 def test_tf_config_with_a_worker_that_is_killed_between_two_steps(tmp_path, addresses, options):
     """Before the sum of a validation, or at the end, while others wait for worker 0 to save. No
     step notices it, but the other ends within seconds."""

@@ -95,7 +95,7 @@ cifar10_input.distort = cifar10_input.crop_and_standardize
         arguments = words('--max_steps=10', '-l', '0.01', '-b', str(12 // size), '--seed=1',
                           f'--train_dir={folder}', '--validate_every=0')[1:]
         if size == 1:
-            assert spawn.run([*program, *arguments]).returncode == 0
+            assert spawn.fork([*program, *arguments]).returncode == 0
         else:
             with mpi.running(size, *program, *arguments, options=['--oversubscribe']) as job:
                 job.ended(0)
@@ -118,8 +118,8 @@ recipes.TABLE['airbench94'] = row._replace(distort=lambda images: row.distort(im
     with mpi.running(2, *program, *arguments) as job:
         job.ended(0)
     error = run.read_metrics(FLAGS.train_dir)[-1]['validation_error']
-    done = spawn.run_script('classification.py', '--evaluate', f'--data_dir={FLAGS.data_dir}',
-                            f'--train_dir={FLAGS.train_dir}')
+    done = spawn.fork_script('classification.py', '--evaluate', f'--data_dir={FLAGS.data_dir}',
+                             f'--train_dir={FLAGS.train_dir}')
     assert done.stdout.endswith(f'precision @ 1 = {1 - error:.3f}\n'), (error, done.stdout)
 
 

@@ -64,13 +64,13 @@ def test_a_read_only_machine(folder):
     """As in `docker run --read-only`, with one folder that can be written."""
     mounts = ('mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && '
               'mount -o remount,bind,ro /')
-    with spawn.fork_server(*_with_mounts(mounts, folder), HOME='/proc/none', LC_ALL='C',
-                           TMPDIR=str(folder)) as server:
+    variables = {'HOME': '/proc/none', 'LC_ALL': 'C', 'TMPDIR': str(folder)}
+    with spawn.fork_server(*_with_mounts(mounts, folder), **variables) as server:
         done = spawn.fork_script(*_COMMANDS['train'], '--train_dir=/nowhere', cwd=folder,
-                                 server=server)
+                                 server=server, **variables)
         spawn.expect_one_line(done, 'Read-only file system', '/nowhere')
         for name in ('train', 'evaluate', 'predict', 'export', 'confusion'):
-            done = run(name, folder, server=server)
+            done = run(name, folder, server=server, **variables)
             assert done.returncode == 0, (name, done.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Runs scripts in forks of a process that has imported TensorFlow, which takes seconds.
+"""Runs programs in forks of a process that has imported TensorFlow, which takes seconds.
 
 As a script, it is that process: it takes requests from the socket that is its standard input, one
 at a time, and answers each with an exit code.
@@ -30,10 +30,15 @@ def _run(streams, words, folder, variables):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(folder)
+    os.environ.clear()
     os.environ.update(variables)
-    sys.argv = words
-    sys.path[0] = os.path.dirname(words[0])
-    runpy.run_path(words[0], run_name='__main__')
+    if words[0] == '-c':
+        _, program, *words = words
+        sys.argv, sys.path[0] = ['-c', *words], folder
+        exec(program, vars(sys.modules['__main__']))
+    else:
+        sys.argv, sys.path[0] = words, os.path.dirname(words[0])
+        runpy.run_path(words[0], run_name='__main__')
 
 
 if __name__ == '__main__':

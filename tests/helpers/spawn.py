@@ -65,13 +65,19 @@ def _completed(arguments, code, out, error):
     return subprocess.CompletedProcess(arguments, code, out, error)
 
 
-def fork_script(name, *arguments, cwd='.', server=None, **variables):
-    """As `run_script`, with these variables in its environment, but in a fork of a process that has
-    imported TensorFlow: for tests of what a script does, not of how it starts."""
+def fork_script(name, *arguments, **options):
+    """As `run_script`, in a `fork`."""
+    return fork([ROOT / name, *arguments], **options)
+
+
+def fork(arguments, cwd='.', server=None, **variables):
+    """As `run`, with these variables in the environment, but in a fork of a process that has
+    imported TensorFlow: for tests of what a program does, not of how it starts."""
     if server is None:
         server = _shared_server()
-    words = [os.fspath(word) for word in (ROOT / name, *arguments)]
-    request = {'words': words, 'folder': os.path.abspath(cwd), 'variables': variables}
+    words = [os.fspath(word) for word in arguments]
+    request = {'words': words, 'folder': os.path.abspath(cwd),
+               'variables': environment(**variables)}
     with open(os.devnull) as nothing, tempfile.TemporaryFile('w+') as out, \
             tempfile.TemporaryFile('w+') as error:
         socket.send_fds(server, [json.dumps(request).encode()],

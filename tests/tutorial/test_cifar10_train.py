@@ -33,9 +33,9 @@ EVALUATION = {**MODEL, 'eval_dir': '/tmp/cifar10_eval', 'eval_data': 'test',
     ('cifar10_eval', EVALUATION)])
 def test_published_flags_and_defaults(script, expected):
     """Code that imports a script reads them without parsing first."""
-    done = spawn.run(['-c', f'import json, {script}\nnames = {list(expected)}\n'
-                      f'print(json.dumps([getattr({script}.FLAGS, name) for name in names]))'],
-                     cwd=spawn.ROOT)
+    done = spawn.fork(['-c', f'import json, {script}\nnames = {list(expected)}\n'
+                       f'print(json.dumps([getattr({script}.FLAGS, name) for name in names]))'],
+                      cwd=spawn.ROOT)
     assert done.returncode == 0, done.stderr
     assert dict(zip(expected, json.loads(done.stdout))) == expected
 

@@ -67,12 +67,12 @@ if __name__ == '__main__':
     (WITH_ARGPARSE, ['--log_device_placement', '--max_steps', '3', '--batch_size', '4'],
      "('/nowhere', 3, True, 4, 4)")])
 def test_flags(program, words, printed):
-    done = spawn.run(['-c', program, *words], cwd=spawn.ROOT)
+    done = spawn.fork(['-c', program, *words], cwd=spawn.ROOT)
     assert (done.returncode, done.stdout) == (0, printed + '\n'), done.stderr
 
 
 def test_a_misspelled_argument_is_an_error():
-    done = spawn.run(['-c', WITH_ARGPARSE, '--train=x'], cwd=spawn.ROOT)
+    done = spawn.fork(['-c', WITH_ARGPARSE, '--train=x'], cwd=spawn.ROOT)
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
     assert 'error: unrecognized arguments: --train=x' in done.stderr
 
