@@ -72,7 +72,7 @@ def fork_script(name, *arguments, **options):
 
 def fork(arguments, cwd='.', server=None, **variables):
     """As `run`, with these variables in the environment, but in a fork of a process that has
-    imported TensorFlow: for tests of what a program does, not of how it starts."""
+    imported TensorFlow: for tests of what a program does, not of how it starts. On Linux only."""
     if server is None:
         server = _shared_server()
     words = [os.fspath(word) for word in arguments]
