@@ -229,9 +229,8 @@ def make_steps(worker, settings, first_step, graph, *others):
 @pytest.mark.parametrize('words, message', [
     (['--epochs=1', '--max_steps=1'], 'epochs'), (['-c', 'gpu'], 'TensorFlow finds no GPU')])
 def test_mistakes_are_one_line(words, message):
-    without_gpus = spawn.environment(CUDA_VISIBLE_DEVICES='-1')
     spawn.expect_one_line(
-        spawn.run_script('classification.py', *words, env=without_gpus), message)
+        spawn.fork_script('classification.py', *words, CUDA_VISIBLE_DEVICES='-1'), message)
 
 
 @pytest.mark.parametrize('name', ['SLURM_STEP_NUM_TASKS', 'WORLD_SIZE', 'HOROVOD_SIZE'])

@@ -221,8 +221,8 @@ def test_a_kill_in_a_validation(capsys, change, calls, best):
     program = spawn.gently('classification.py', change=_KILLED.format(
         folder=os.path.dirname(__file__), batch=0 if change else 9 + 4, calls=calls, change=change))
     folder = pathlib.Path('run')
-    done = spawn.run([*program, '-n', 'steps', f'--data_dir={FLAGS.data_dir}', '-m', 'run', '-s',
-                      '1', '--epochs=3', '--log_frequency=2'])
+    done = spawn.fork([*program, '-n', 'steps', f'--data_dir={FLAGS.data_dir}', '-m', 'run', '-s',
+                       '1', '--epochs=3', '--log_frequency=2'])
     assert done.returncode == -signal.SIGKILL, done.stderr
     for step in (best, 15):
         capsys.readouterr()

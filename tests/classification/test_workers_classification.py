@@ -11,6 +11,7 @@ import copies
 import mpi
 import numpy as np
 import pytest
+import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 
@@ -79,32 +80,22 @@ def test_worker_0_is_killed_while_it_saves(half_bright):
     assert newest_step() == 6
 
 
-# Each worker trains on its part of twelve fixed images.
-_FIXED_IMAGES = '''
-import numpy as np
-import tensorflow.compat.v1 as tf
-from PIL import Image
-from classification_lib import records
-def fixed(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
-    random = np.random.RandomState(0)
-    images = random.normal(size=[12, 24, 24, 3]).astype(np.float32)
-    labels = random.randint(0, 10, 12).astype(np.int32)
-    own = slice(rank * 12 // workers, (rank + 1) * 12 // workers)
-    return tf.constant(images[own]), tf.constant(labels[own])
-records.Images.distorted_batches = fixed
-'''
-
-
 def test_the_variables_are_those_of_one_process_with_all_images(half_bright):
-    """At a low rate: at the tutorial's, steps multiply the differences of rounding."""
-    program = spawn.gently('classification.py', change=_FIXED_IMAGES)
+    """Twelve images, all of them in each step, without distortions. At a low rate: at the
+    tutorial's, steps multiply the differences of rounding."""
+    for number, count in enumerate((3, 3, 2, 2, 2), start=1):
+        record_files.write(half_bright / f'data_batch_{number}.bin',
+                           record_files.noise(count, seed=number))
+    program = spawn.gently('classification.py', change='''
+cifar10_input.distort = cifar10_input.crop_and_standardize
+''')
     found = {}
     for size in (1, 3):
         folder = f'{FLAGS.train_dir}-{size}'
         arguments = words('--max_steps=10', '-l', '0.01', '-b', str(12 // size), '--seed=1',
                           f'--train_dir={folder}', '--validate_every=0')[1:]
         if size == 1:
-            assert spawn.run([*program, *arguments]).returncode == 0
+            assert spawn.fork([*program, *arguments]).returncode == 0
         else:
             with mpi.running(size, *program, *arguments, options=['--oversubscribe']) as job:
                 job.ended(0)
@@ -114,26 +105,21 @@ def test_the_variables_are_those_of_one_process_with_all_images(half_bright):
         np.testing.assert_allclose(found[3][name], value, atol=1e-5, err_msg=name)
 
 
-_BLACK_IMAGES = '''
-from classification_lib import records
-distorted_batches = records.Images.distorted_batches
-def darkened(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
-    images, labels = distorted_batches(
-        self, batch_size, distort, seed, first_step, rank, workers)
-    return images * (1 - rank), labels
-records.Images.distorted_batches = darkened
-'''
-
-
 def test_what_is_validated_is_what_is_saved(half_bright):
     """Worker 1 trains on black images, so the statistics of its batch norms fit no others."""
-    program = spawn.gently('classification.py', change=_BLACK_IMAGES)
+    program = spawn.gently('classification.py', change='''
+import os
+from classification_lib import recipes
+row = recipes.TABLE['airbench94']
+rank = int(os.environ['OMPI_COMM_WORLD_RANK'])
+recipes.TABLE['airbench94'] = row._replace(distort=lambda images: row.distort(images) * (1 - rank))
+''')
     arguments = words('-n', 'airbench94', '-l', '0.1', '--seed=1', '--max_steps=6')[1:]
     with mpi.running(2, *program, *arguments) as job:
         job.ended(0)
     error = run.read_metrics(FLAGS.train_dir)[-1]['validation_error']
-    done = spawn.run_script('classification.py', '--evaluate', f'--data_dir={FLAGS.data_dir}',
-                            f'--train_dir={FLAGS.train_dir}')
+    done = spawn.fork_script('classification.py', '--evaluate', f'--data_dir={FLAGS.data_dir}',
+                             f'--train_dir={FLAGS.train_dir}')
     assert done.stdout.endswith(f'precision @ 1 = {1 - error:.3f}\n'), (error, done.stdout)
 
 

@@ -72,7 +72,7 @@ def test_commands_run_as_written(folder, page):
         if 'train' in script or script == 'classification.py':
             words = [word for word in words if not word.startswith('--epochs')]
             words.append('--max_steps=1')
-        done = spawn.run_script(script, *words)
+        done = spawn.fork_script(script, *words)
         assert done.returncode == 0, (script, words, done.stderr)
 
 

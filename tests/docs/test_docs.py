@@ -37,8 +37,10 @@ def test_every_flag_of_a_command_is_in_the_scripts_help():
             word.partition('=')[0] for word in shlex.split(arguments)
             if word.startswith('-') and word not in ('-', '-h', '--help'))
     for script in [each for each in used if used[each]]:
-        start = [ROOT / script] if script.endswith('.py') else ['-m', script]
-        text = spawn.run([*start, '--help']).stdout
+        if script.endswith('.py'):
+            text = spawn.fork_script(script, '--help').stdout
+        else:
+            text = spawn.run(['-m', script, '--help']).stdout
         shown = set(re.findall(r'--?\w[\w-]*', text.replace('[no]', '')))
         assert used[script] <= shown | {flag.replace('--', '--no', 1) for flag in shown}, script
 

@@ -23,12 +23,12 @@ def folder(tmp_path_factory):
     in `expected.json`."""
     path = tmp_path_factory.mktemp('usage')
     plain.save_checkpoint(path / 'train')
-    done = spawn.run_script('cifar10_export.py', f'--checkpoint_dir={path}/train',
-                            f'--export_dir={path}/model')
+    done = spawn.fork_script('cifar10_export.py', f'--checkpoint_dir={path}/train',
+                             f'--export_dir={path}/model')
     assert done.returncode == 0, done.stderr
     save_photo(path / 'cat.jpg')
-    done = spawn.run_script('cifar10_predict.py', path / 'cat.jpg', '--top_k=10', '--json',
-                            f'--checkpoint_dir={path}/train')
+    done = spawn.fork_script('cifar10_predict.py', path / 'cat.jpg', '--top_k=10', '--json',
+                             f'--checkpoint_dir={path}/train')
     assert done.returncode == 0, done.stderr
     (path / 'expected.json').write_text(done.stdout)
     run(path, blocks('From a photo to a class')[0])

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+import plain
 import pytest
 import record_files
 import spawn
@@ -11,8 +12,6 @@ _SMALL = ('--batch_size=16', '--data_dir=data')
 # In the order in which one reads what another one wrote.
 _COMMANDS = {
     'train': ['cifar10_train.py', *_SMALL, '--train_dir=run', '--max_steps=2'],
-    'towers': ['cifar10_multi_gpu_train.py', *_SMALL, '--train_dir=towers', '--max_steps=2',
-               '--num_gpus=2'],
     'evaluate': ['cifar10_eval.py', *_SMALL, '--checkpoint_dir=run', '--eval_dir=eval',
                  '--run_once'],
     'predict': ['cifar10_predict.py', str(spawn.ROOT / 'docs' / 'hero.png'),
@@ -24,6 +23,11 @@ _COMMANDS = {
                  '--max_steps=2']}
 
 
+def run(name, folder, **options):
+    """Runs one of `_COMMANDS` in a folder."""
+    return spawn.fork_script(*_COMMANDS[name], cwd=folder, **options)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A folder with `data`, CIFAR-10's files with ten records each."""
@@ -31,18 +35,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
 def test_deterministic_operations(folder):
     """They require a seed for each random operation. The tutorial's training has none, and says so;
     where random numbers do not matter, there is one."""
-    environment = spawn.environment(TF_DETERMINISTIC_OPS='1')
-    assert spawn.run_script(*_COMMANDS['train'], cwd=folder).returncode == 0
-    for name, command in _COMMANDS.items():
-        done = spawn.run_script(*command, cwd=folder, env=environment)
-        if name == 'towers':
-            spawn.expect_one_line(done, 'set a seed')
-        elif name != 'train':
-            assert done.returncode == 0, (name, done.stderr)
+    done = run('train', folder, TF_DETERMINISTIC_OPS='1')
+    spawn.expect_one_line(done, 'set a seed')
+    plain.save_checkpoint(folder / 'run')
+    for name in ('evaluate', 'predict', 'export', 'plot', 'confusion', 'classify'):
+        done = run(name, folder, TF_DETERMINISTIC_OPS='1')
+        assert done.returncode == 0, (name, done.stderr)
 
 
 with_mounts = pytest.mark.skipif(
@@ -52,30 +53,25 @@ with_mounts = pytest.mark.skipif(
     reason='mounts require root')
 
 
-def _with_mounts(mounts, folder, *words, **variables):
-    """Runs Python after the shell's commands `mounts`, which only it sees, in a folder: a
-    `subprocess.CompletedProcess`."""
-    return subprocess.run(
-        ['unshare', '--mount', 'sh', '-c', f'{mounts} && cd "$0" && exec "$@"', folder,
-         sys.executable, *words],
-        env=spawn.environment(HOME='/proc/none', LC_ALL='C', **variables), text=True,
-        stdin=subprocess.DEVNULL, capture_output=True, timeout=spawn.PATIENCE, check=False)
-
-
-def _read_only(folder, command):
-    mounts = ('mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && '
-              'mount -o remount,bind,ro /')
-    return _with_mounts(mounts, folder, spawn.ROOT / command[0], *command[1:], TMPDIR=str(folder))
+def _with_mounts(mounts, folder):
+    """Words before a command that is to run after the shell's commands `mounts`, which only it
+    sees, in a folder."""
+    return ['unshare', '--mount', 'sh', '-c', f'{mounts} && cd "$0" && exec "$@"', folder]
 
 
 @with_mounts
 def test_a_read_only_machine(folder):
     """As in `docker run --read-only`, with one folder that can be written."""
-    for name in ('train', 'evaluate', 'predict', 'export', 'confusion'):
-        done = _read_only(folder, _COMMANDS[name])
-        assert done.returncode == 0, (name, done.stderr)
-    done = _read_only(folder, [*_COMMANDS['train'], '--train_dir=/nowhere'])
-    spawn.expect_one_line(done, 'Read-only file system', '/nowhere')
+    mounts = ('mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && '
+              'mount -o remount,bind,ro /')
+    variables = {'HOME': '/proc/none', 'LC_ALL': 'C', 'TMPDIR': str(folder)}
+    with spawn.fork_server(*_with_mounts(mounts, folder), **variables) as server:
+        done = spawn.fork_script(*_COMMANDS['train'], '--train_dir=/nowhere', cwd=folder,
+                                 server=server, **variables)
+        spawn.expect_one_line(done, 'Read-only file system', '/nowhere')
+        for name in ('train', 'evaluate', 'predict', 'export', 'confusion'):
+            done = run(name, folder, server=server, **variables)
+            assert done.returncode == 0, (name, done.stderr)
 
 
 @with_mounts
@@ -86,6 +82,8 @@ def test_a_cpu_quota(tmp_path, quota, threads):
     (tmp_path / 'script.py').write_text(
         'import os\nfrom cifar10_lib import script\n'
         'script.run(lambda: print(os.environ.get("TF_NUM_INTRAOP_THREADS")))\n')
-    done = _with_mounts('mount --bind "$0" /sys/fs/cgroup', tmp_path, 'script.py',
-                        PYTHONPATH=str(spawn.ROOT))
+    done = subprocess.run(
+        [*_with_mounts('mount --bind "$0" /sys/fs/cgroup', tmp_path), sys.executable, 'script.py'],
+        env=spawn.environment(PYTHONPATH=str(spawn.ROOT)), text=True, capture_output=True,
+        timeout=spawn.PATIENCE, check=False)
     assert (done.stdout, done.stderr) == (f'{threads}\n', '')

@@ -56,7 +56,7 @@ def test_a_checkpoint(disk, free):
     saved = counting.latest(run)
     assert saved >= 20
     filler.unlink()
-    again = spawn.run_script(_COUNTER, run, f'{{{size}, "last_step": {saved + 15}}}')
+    again = spawn.fork_script(_COUNTER, run, f'{{{size}, "last_step": {saved + 15}}}')
     assert (again.returncode, again.stderr) == (0, '')
     assert f'Resuming from {run} at step {saved}, until step {saved + 15}.\n' in again.stdout
     assert counting.latest(run) == saved + 15
@@ -75,7 +75,7 @@ def test_the_tutorials_events_and_last_checkpoint(half_bright, disk):
     assert error.count('\n') == 1
     assert checkpoints.step(checkpoints.newest(str(run))) == 0
     filler.unlink()
-    again = spawn.run(command)
+    again = spawn.fork(command)
     assert (again.returncode, again.stderr) == (0, '')
     assert checkpoints.step(checkpoints.newest(str(run))) == 120
 

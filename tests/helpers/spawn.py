@@ -2,11 +2,15 @@
 
 As a pytest plugin, it ends the processes that a test leaves.
 """
+import functools
+import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -52,9 +56,50 @@ def run(arguments, timeout=PATIENCE, **options):
     """Runs Python in a process of its own: a `subprocess.CompletedProcess`, with its output."""
     process = start(arguments, **options)
     out, error = process.communicate(timeout=timeout)
+    return _completed(process.args, process.returncode, out, error)
+
+
+def _completed(arguments, code, out, error):
     if error and tf.version.VERSION.startswith(('2.18.', '2.19.', '2.20.')):
         error = _OF_OLDER_TENSORFLOW.sub('', error)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+    return subprocess.CompletedProcess(arguments, code, out, error)
+
+
+def fork_script(name, *arguments, **options):
+    """As `run_script`, in a `fork`."""
+    return fork([ROOT / name, *arguments], **options)
+
+
+def fork(arguments, cwd='.', server=None, **variables):
+    """As `run`, with these variables in the environment, but in a fork of a process that has
+    imported TensorFlow: for tests of what a program does, not of how it starts. On Linux only."""
+    if server is None:
+        server = _shared_server()
+    words = [os.fspath(word) for word in arguments]
+    request = {'words': words, 'folder': os.path.abspath(cwd),
+               'variables': environment(**variables)}
+    with open(os.devnull) as nothing, tempfile.TemporaryFile('w+') as out, \
+            tempfile.TemporaryFile('w+') as error:
+        socket.send_fds(server, [json.dumps(request).encode()],
+                        [each.fileno() for each in (nothing, out, error)])
+        code = int(server.recv(16))
+        out.seek(0)
+        error.seek(0)
+        return _completed(words, code, out.read(), error.read())
+
+
+def fork_server(*launcher, **variables):
+    """Starts a process of helpers/forks.py by a launcher's words: its socket, with whose end it
+    ends."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        subprocess.Popen([*launcher, sys.executable, HELPERS / 'forks.py', ROOT], stdin=theirs,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                         env=environment(**variables))
+    return ours
+
+
+_shared_server = functools.cache(fork_server)
 
 
 def start(arguments, **options):

@@ -4,43 +4,12 @@ import subprocess
 import sys
 
 import numpy as np
-import plain
 import pytest
 import record_files
 import spawn
-import tensorflow.compat.v1 as tf
 
-import cifar10
 from benchmarks import __main__ as benchmarks
-from benchmarks import processes, tutorial
-
-
-def test_the_yardstick_computes_the_same_function():
-    """Logits, loss and the variables after a step, on the same weights."""
-    random = np.random.RandomState(0)
-    images = random.normal(size=[5, 24, 24, 3]).astype(np.float32)
-    labels = random.randint(0, 10, 5).astype(np.int32)
-    values = plain.weights(seed=1, scale=2.0)
-    results = []
-    for module in (cifar10, tutorial):
-        with tf.Graph().as_default(), tf.Session() as session:
-            logits = module.inference(tf.constant(images))
-            loss = module.loss(logits, tf.constant(labels))
-            train_op = module.train(loss, tf.train.get_or_create_global_step())
-            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-            saved = {v.op.name: v for v in tf.global_variables()}
-            for name, value in values.items():
-                saved[name].load(value, session)
-            before = session.run([logits, loss])
-            session.run(train_op)
-            results.append((before, saved.keys(), session.run({name: saved[name]
-                                                               for name in values})))
-    (ours, names, variables), (theirs, their_names, expected) = results
-    np.testing.assert_allclose(ours[0], theirs[0], atol=1e-4)
-    np.testing.assert_allclose(ours[1], theirs[1], atol=1e-5)
-    assert names == their_names
-    for name in expected:
-        np.testing.assert_allclose(variables[name], expected[name], atol=1e-4, err_msg=name)
+from benchmarks import processes
 
 
 def test_a_line_of_the_table():
@@ -70,9 +39,8 @@ def command(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_table(command):
-    """The default rows, and those of a GPU's precisions on the CPU."""
-    done = command('benchmarks', '--turns=1', '--steps=10', '--batches', '1', '--only', 'input',
-                   'step', 'train', 'workers', 'speed')
+    """The default rows."""
+    done = command('benchmarks', '--turns=1', '--steps=10')
     assert done.returncode == 0, done.stderr + done.stdout
     heading, _, *lines = done.stdout.splitlines()
     assert re.search('TensorFlow .*; tutorial, batch 4; median', heading)
@@ -80,18 +48,14 @@ def test_the_table(command):
     assert all(ratio > 0 for ratio in rows.values())
     assert {'input alone, images/s', 'step on a fixed batch, ms', 'step, beside the floor, ms',
             'training, end to end, images/s', 'start to step 0, s', 'peak memory of it, MB',
-            'two workers, beside two runs that share nothing, images/s'} < rows.keys()
-    assert [row for row in rows if row.startswith('batch 1 in ')] == [
-        f'batch 1 in {precision}, beside float32, images/s'
-        for precision in ('float32', 'TF32', 'float16', 'bfloat16')]
+            'two workers, beside two runs that share nothing, images/s'} <= rows.keys()
 
 
 @pytest.mark.slow
-def test_a_step_of_another_network(command):
+def test_another_network(command):
     """The CPU agrees with itself."""
-    done = command('benchmarks', '--only', 'agreement', 'step', '--turns=1', '--net=resnet23')
+    done = command('benchmarks', '--only', 'agreement', '--turns=1', '--net=resnet23')
     assert done.returncode == 0, done.stderr
-    assert 'step, beside the floor, ms' in done.stdout
     largest, = re.findall(r'logits of up to (.*) differ by at most 0.0e\+00, gradients by 0.0e\+00',
                           done.stdout)
     assert float(largest) > 1e-3  # Of weights that a run starts with, not of zeros.

@@ -69,7 +69,7 @@ def test_the_state_file(tmp_path, state, step):
     assert checkpoints.newest(str(tmp_path)).path == f'{tmp_path}/model.ckpt-{step}'
 
 
-@pytest.mark.parametrize('name', ['run[1]', 'a\\b', 'käfer 猫', 'what?*'])
+@pytest.mark.parametrize('name', ['run[1]', 'a\\b', 'käfer 猫'])
 def test_reading_works_in_any_folder(trained, tmp_path, capsys, name):
     """TensorFlow's reader takes some names for patterns, even of another run."""
     folder = tmp_path / 'runs' / name

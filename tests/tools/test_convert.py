@@ -1,13 +1,12 @@
 import json
 import os
-import subprocess
-import sys
 
 from cifar10_lib import errors
 from classification_lib import data_sets
 
 import numpy as np
 import pytest
+import spawn
 from PIL import Image
 
 import cifar10_convert
@@ -31,8 +30,7 @@ def test_the_script_prints_what_it_made_and_what_it_skipped(folder, tmp_path):
     (folder / NAMES[0] / 'broken.png').write_text('text')
     (folder / '.git').mkdir()
     data = tmp_path / 'data' / 'halves'
-    done = subprocess.run([sys.executable, cifar10_convert.__file__, folder, data],
-                          capture_output=True, text=True, encoding='utf-8')
+    done = spawn.fork_script('cifar10_convert.py', folder, data)
     assert (done.returncode, done.stderr) == (0, '')
     row = data_sets.find(data)
     data_sets.check(row, row.folder)

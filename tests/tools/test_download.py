@@ -129,15 +129,6 @@ def test_another_url_is_not_verified(server, tmp_path, capsys, behaviour):
     assert_whole(tmp_path)
 
 
-def test_a_part_that_is_longer_than_an_unverified_file(server, tmp_path):
-    """The next start downloads all."""
-    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE + b'more')
-    with pytest.raises(errors.UserError, match='416'):
-        download.maybe_download_and_extract(server.url, str(tmp_path), 'small')
-    download.maybe_download_and_extract(server.url, str(tmp_path), 'small')
-    assert_whole(tmp_path)
-
-
 @pytest.mark.parametrize('archive, reason', [
     (b'<html>Log in first</html>', "cannot be unpacked: Not a gzipped file .*, or remove it to"),
     (ARCHIVE[:-100], 'cannot be unpacked: .*, or remove it to download it again'),

@@ -2,21 +2,24 @@
 import json
 import traceback
 
-import copies
+from cifar10_lib import errors
+
 import numpy as np
 import plain
 import pytest
 import record_files
+import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 from PIL import Image
 
+import cifar10
+import cifar10_export
 import cifar10_plot
 import cifar10_predict
 import classification
 
 FLAGS = flags.FLAGS
-FLATTENED = '[-1, pool2.shape[1:].num_elements()]'
 
 
 @pytest.fixture
@@ -30,44 +33,43 @@ def paths(half_bright, tmp_path):
         yield found
 
 
-def outcomes(predict, plot, classify, paths, capsys):
-    """What a project's scripts find: probabilities, a picture and a table per class."""
+def outcomes(paths, capsys):
+    """What the scripts find: probabilities, a picture and a table per class."""
     capsys.readouterr()
-    assert predict.predict(paths) == 0
+    assert cifar10_predict.predict(paths) == 0
     lines = [json.loads(line)['predictions'] for line in capsys.readouterr().out.splitlines()]
     probabilities = [[each['probability'] for each in sorted(line, key=lambda each: each['label'])]
                      for line in lines]
     with flagsaver.flagsaver(picture='predictions', output=paths[0] + '.out'):
-        plot.plot()
+        cifar10_plot.plot()
     capsys.readouterr()
     with flagsaver.flagsaver(evaluate=True, per_class=True):
-        classify.main()
+        classification.main()
     table = capsys.readouterr().out.partition('precision @ 1')[2]
     return np.array(probabilities), np.asarray(Image.open(paths[0] + '.out')), table
 
 
-@pytest.mark.parametrize('shape', [
-    '[FLAGS.batch_size, 6 * 6 * 64]', '[FLAGS.batch_size, -1]', '[images.shape.as_list()[0], -1]'])
-def test_they_classify_as_others_do_and_are_not_exported(paths, tmp_path, capsys, shape):
-    expected = outcomes(cifar10_predict, cifar10_plot, classification, paths, capsys)
-    folder = copies.copy_with(tmp_path / 'copy', {'cifar10.py': {FLATTENED: shape}})
-    with copies.imported(folder) as import_:
-        found = outcomes(import_('cifar10_predict'), import_('cifar10_plot'),
-                         import_('classification'), paths, capsys)
-        errors = import_('cifar10_lib.errors')
-        with flagsaver.flagsaver(export_dir=str(tmp_path / 'model')), pytest.raises(
-                errors.UserError, match='accepts batches of 2 images only.*write -1'):
-            import_('cifar10_export').export()
+@pytest.mark.parametrize('batch_size', [
+    lambda images: FLAGS.batch_size, lambda images: images.shape.as_list()[0]])
+def test_they_classify_as_others_do_and_are_not_exported(
+        paths, tmp_path, monkeypatch, capsys, batch_size):
+    expected = outcomes(paths, capsys)
+    inference = cifar10.inference
+    monkeypatch.setattr(cifar10, 'inference', lambda images, **options: inference(
+        tf.reshape(images, [batch_size(images), 24, 24, 3]), **options))
+    found = outcomes(paths, capsys)
+    with flagsaver.flagsaver(export_dir=str(tmp_path / 'model')), pytest.raises(
+            errors.UserError, match='accepts batches of 2 images only.*write -1'):
+        cifar10_export.export()
     np.testing.assert_allclose(found[0], expected[0], atol=2e-6)
     np.testing.assert_array_equal(found[1], expected[1])
     assert found[2] == expected[2] and 'recall' in found[2]
     assert not (tmp_path / 'model').exists()
 
 
-def test_a_mistake_in_the_network_is_shown_once(paths, tmp_path):
+def test_a_mistake_in_the_network_is_shown_once(paths, monkeypatch):
     """Not a second time as the reason for the attempt with a known batch size."""
-    folder = copies.copy_with(tmp_path / 'copy', {'cifar10.py': {FLATTENED: '[7, 7, 7]'}})
-    with copies.imported(folder) as import_:
-        with pytest.raises(ValueError, match='Cannot reshape') as error:
-            import_('cifar10_predict').predict(paths)
+    monkeypatch.setattr(cifar10, 'inference', lambda images, **_: tf.reshape(images, [7, 7, 7]))
+    with pytest.raises(ValueError, match='Cannot reshape') as error:
+        cifar10_predict.predict(paths)
     assert ''.join(traceback.format_exception(error.value)).count('Cannot reshape') == 1

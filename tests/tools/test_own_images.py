@@ -132,13 +132,6 @@ def test_what_is_skipped_is_named_with_the_reason(tmp_path):
         f'cow/broken.png {broken}', f'dog/broken.png {broken}'])
 
 
-def test_a_class_whose_training_images_cannot_be_read(tmp_path):
-    fill(tmp_path, **{'train/cat': 2, 'train/dog': 2, 'train/cow': 1, 'test/cow': 1})
-    (tmp_path / 'train' / 'cow' / '0.png').write_text('text')
-    with pytest.raises(errors.UserError, match='/test has cow, missing from '):
-        read(tmp_path)
-
-
 def test_links_are_followed(tmp_path):
     fill(tmp_path / 'kept', cat=6, dog=6)
     (tmp_path / 'images' / 'dog').mkdir(parents=True)

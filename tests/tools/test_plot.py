@@ -80,7 +80,7 @@ def test_distorted_shows_images_and_distortions(half_bright, tmp_path):
     assert others[np.ptp(others, axis=2) > 20].max() >= 254
 
 
-@pytest.mark.parametrize('count', [2, 4, 12])
+@pytest.mark.parametrize('count', [2, 12])
 def test_samples_of_own_images(tmp_path, count):
     """About a hundred, as many of each class; there are twelve of each."""
     classes = [f'class_{k} of $x$' for k in range(count)]
@@ -146,7 +146,7 @@ def test_the_best_checkpoint(tmp_path):
         plot(tmp_path, 'filters', [tmp_path / 'run'])
 
 
-@pytest.mark.parametrize('count', [2, 4, 10])
+@pytest.mark.parametrize('count', [2, 10])
 def test_predictions(tmp_path, count):
     """All are taken for the same class: those in black rightly, the others, in red, wrongly."""
     classes = [f'class_{k}' for k in range(count)]
@@ -159,15 +159,6 @@ def test_predictions(tmp_path, count):
     red = (row[:, :, 0] - row[:, :, 2] > 80) & (row[:, :, 1] < 190)
     wrong = [red[:, 80 * k + 4:80 * k + 76].any() for k in range(10)]
     assert wrong == [k % count != wrong.index(False) for k in range(10)]
-
-
-def test_predictions_for_images_of_other_classes(tmp_path):
-    """Nine classes, of which the network knows two: it is wrong about each."""
-    data_set = own_set(tmp_path / 'set', [f'other_{k}' for k in range(9)])
-    random_runs.save(tmp_path / 'run', 'tutorial', ['cat', 'dog'])
-    row = plot(tmp_path, 'predictions', [tmp_path / 'run'], dataset=data_set)[25:95]
-    red = (row[:, :, 0] - row[:, :, 2] > 80) & (row[:, :, 1] < 190)
-    assert all(red[:, 80 * k + 4:80 * k + 76].any() for k in range(10))
 
 
 def test_confusion_of_a_network_that_predicts_one_class(tmp_path, half_bright):

@@ -1,7 +1,9 @@
 """Predictions: of which network, for which files, and how they are printed."""
+import contextlib
 import json
 import os
-import subprocess
+import re
+import sys
 
 from cifar10_lib import errors
 from classification_lib import data_sets
@@ -12,13 +14,10 @@ import pytest
 import record_files
 import spawn
 import tensorflow.compat.v1 as tf
-from absl import flags
 from absl.testing import flagsaver
 from PIL import Image
 
 import cifar10_predict
-
-FLAGS = flags.FLAGS
 
 IMAGES = [image for _, image in record_files.noise(7, seed=3)]
 CLASSES = data_sets.CIFAR10.classes
@@ -90,18 +89,14 @@ def test_a_pattern_for_folders_of_all_levels(network, pictures, tmp_path, capsys
         f'{deep.parent}/5.png', f'{deep}/6.png', *pictures[5:]]
 
 
-def test_a_missing_file_is_reported_before_the_table(network, pictures):
-    done = spawn.run_script(
-        'cifar10_predict.py', '/nonexistent.png', pictures[0], '/none.png',
-        f'--checkpoint_dir={FLAGS.checkpoint_dir}', stderr=subprocess.STDOUT)
-    assert done.returncode == 1
-    lines = done.stdout.splitlines()
-    header = next(number for number, line in enumerate(lines) if line.startswith('image '))
-    assert [line.split(' ', 1)[1] for line in lines if 'cannot be read' in line] == [
-        '/nonexistent.png cannot be read (No such file or directory)',
-        '/none.png cannot be read (No such file or directory)']
-    assert not any('cannot be read' in line for line in lines[header:])
-    done = spawn.run_script('cifar10_predict.py', '/nonexistent.png')
+def test_a_missing_file_is_reported_before_the_table(network, pictures, capsys):
+    with flagsaver.flagsaver(json=False), contextlib.redirect_stderr(sys.stdout):
+        assert cifar10_predict.predict(['/nonexistent.png', pictures[0], '/none.png']) == 1
+    before, _, table = capsys.readouterr().out.partition('\nimage ')
+    assert re.findall(': (.*) cannot be read .No such file', before) == [
+        '/nonexistent.png', '/none.png']
+    assert 'cannot be read' not in table and len(table.splitlines()) == 4
+    done = spawn.fork_script('cifar10_predict.py', '/nonexistent.png')
     spawn.expect_one_line(done, '/nonexistent.png cannot be read')
     assert done.stdout == ''
 

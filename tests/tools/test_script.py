@@ -116,7 +116,7 @@ def test_bugs_keep_their_traceback(run):
 
 @pytest.mark.slow
 def test_an_unknown_flag_is_refused_and_nothing_is_written(tmp_path):
-    done = spawn.run_script('cifar10_train.py', '--nothing=1', cwd=tmp_path)
+    done = spawn.fork_script('cifar10_train.py', '--nothing=1', cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == "cifar10_train.py: Unknown command line flag 'nothing' (see --help)\n"
     assert os.listdir(tmp_path) == []
@@ -125,7 +125,7 @@ def test_an_unknown_flag_is_refused_and_nothing_is_written(tmp_path):
 @pytest.mark.slow
 def test_help_of_a_script():
     """The flags of the project, not those of absl."""
-    done = spawn.run_script('cifar10_train.py', '-h')
+    done = spawn.fork_script('cifar10_train.py', '-h')
     assert (done.returncode, done.stderr) == (0, '')
     assert 'python cifar10_train.py' in done.stdout
     shown = set(re.findall(r'--(?:\[no\])?(\w+):', done.stdout))

@@ -79,20 +79,6 @@ def test_the_files_of_a_run(trained):
         *files, 'checkpoint', 'graph.pbtxt'}
 
 
-def test_it_resumes_and_restarts(trained, capsys):
-    tenth = os.path.join(FLAGS.train_dir, 'model.ckpt-10')
-    with flagsaver.flagsaver(max_steps=12, log_frequency=1):
-        cifar10_train.main()
-        out = capsys.readouterr().out
-        assert f'Resuming from {FLAGS.train_dir} at step 10, until step 12.\n' in out
-        assert [match[1] for match in outcomes.LINE.finditer(out)] == ['10', '11']
-        with flagsaver.flagsaver(restart=True):
-            cifar10_train.main(['script'])
-    out = capsys.readouterr().out
-    assert [match[1] for match in outcomes.LINE.finditer(out)] == list(map(str, range(12)))
-    assert not os.path.exists(f'{tenth}.index')
-
-
 def test_it_learns(half_bright):
     """Two classes in thirty steps; the averages too, whose decay is (1 + step) / (10 + step)."""
     with flagsaver.flagsaver(max_steps=30, batch_size=16):

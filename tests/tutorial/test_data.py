@@ -1,8 +1,9 @@
 """`maybe_download_and_extract`: which files are checked, and what happens to other people's."""
 import os
+import re
 import tarfile
 
-from cifar10_lib import errors
+from cifar10_lib import checkpoints, errors
 from classification_lib import data_sets, records
 
 import copies
@@ -17,7 +18,7 @@ import cifar10
 FLAGS = flags.FLAGS
 NAMES = [f'data_batch_{number}.bin' for number in range(1, 6)] + ['test_batch.bin']
 
-# A program's own reader of 40 x 40 images, under CIFAR-10's names.
+# A program's own, with the tutorial's functions: two classes, 40 x 40 images.
 THEIR_INPUT = '''
 import os
 import tensorflow.compat.v1 as tf
@@ -25,7 +26,7 @@ tf.disable_v2_behavior()
 IMAGE_SIZE = 40
 NUM_CLASSES = 2
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = 40
-NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = 8
+NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = 12
 
 
 def _batches(path, batch_size):
@@ -41,7 +42,8 @@ def distorted_inputs(data_dir, batch_size):
 
 
 def inputs(eval_data, data_dir, batch_size):
-    return _batches(os.path.join(data_dir, 'test_batch.bin'), batch_size)
+    name = 'test_batch.bin' if eval_data else 'data_batch_1.bin'
+    return _batches(os.path.join(data_dir, name), batch_size)
 '''
 
 
@@ -71,20 +73,31 @@ def fault():
 
 
 def train_and_evaluate(copy, capsys):
-    """Runs both scripts of a copy of the project."""
+    """Runs the three scripts of a copy of the project; returns the precision."""
     with copies.imported(copy) as import_:
-        import_('cifar10_train').main()
-        assert 'Saved step 2 in ' in capsys.readouterr().out
+        for steps, script in enumerate(('cifar10_train', 'cifar10_multi_gpu_train'), start=2):
+            with flagsaver.flagsaver(max_steps=steps, num_gpus=2):
+                import_(script).main()
+            assert f'Saved step {steps} in ' in capsys.readouterr().out
         import_('cifar10_eval').main()
-        assert 'precision @ 1 = ' in capsys.readouterr().out
+    return float(re.search(r': precision @ 1 = ([01]\.\d{3})\n', capsys.readouterr().out)[1])
 
 
-def test_ones_own_format_under_cifar10s_names(tmp_path, folder, capsys):
-    copy = copies.copy_with(tmp_path / 'copy', {})
-    (copy / 'cifar10_input.py').write_text(THEIR_INPUT)
-    for name in NAMES:
-        rows_of(2, num_bytes=4801).tofile(folder / name)
-    train_and_evaluate(copy, capsys)
+@pytest.mark.parametrize('names', ['data_batch_1 test_batch', 'people people_test'])
+def test_an_input_module_of_ones_own(tmp_path, folder, capsys, names):
+    """Under CIFAR-10's names and others. It evaluates as many images as its constant says."""
+    copy = copies.copy_with(tmp_path / 'copy', {
+        'cifar10.py': {'INITIAL_LEARNING_RATE = 0.1 ': 'INITIAL_LEARNING_RATE = 0.01 '}})
+    source = THEIR_INPUT
+    for old, name, count in zip(('data_batch_1', 'test_batch'), names.split(), (40, 12)):
+        source = source.replace(old, name)
+        np.tile(rows_of(2, num_bytes=4801), [5, 1])[:count].tofile(folder / f'{name}.bin')
+    (copy / 'cifar10_input.py').write_text(source)
+    precision = train_and_evaluate(copy, capsys)
+    np.testing.assert_allclose(12 * precision, round(12 * precision), atol=0.01)
+    found = checkpoints.newest(FLAGS.train_dir).values
+    assert found['local3/weights'].shape == (10 * 10 * 64, 384)
+    assert found['softmax_linear/weights'].shape == (192, 2)
 
 
 def test_cifar100s_records_under_cifar10s_names(tmp_path, folder, capsys):

@@ -31,20 +31,21 @@ def test_the_demo_needs_tensorflow_numpy_and_six_only(tmp_path):
     for name in BLOCKED:
         (tmp_path / 'blocked' / f'{name}.py').write_text(f'raise ImportError("{name} is blocked")')
 
-    def run(script, *flags):
-        return spawn.ended(spawn.start(
-            [copy / script, *flags], cwd=tmp_path,
-            env=spawn.environment(PYTHONPATH=str(tmp_path / 'blocked'))), 0)[0]
+    with spawn.fork_server(PYTHONPATH=str(tmp_path / 'blocked')) as server:
+        def run(script, *flags):
+            done = spawn.fork([copy / script, *flags], cwd=tmp_path, server=server)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
 
-    run('cifar10_convert.py', 'synthetic', 'demo')
-    shutil.rmtree(copy / 'classification_lib')
-    data = '--data_dir=demo'
-    assert 'Saved step 2 in run.' in run(
-        'cifar10_train.py', data, '--train_dir=run', '--max_steps=2', '--restart')
-    assert 'Saved step 3 in run.' in run(
-        'cifar10_multi_gpu_train.py', data, '--train_dir=run', '--max_steps=3', '--num_gpus=2')
-    assert 'precision @ 1 = ' in run(
-        'cifar10_eval.py', data, '--checkpoint_dir=run', '--eval_dir=eval', '--run_once')
+        run('cifar10_convert.py', 'synthetic', 'demo')
+        shutil.rmtree(copy / 'classification_lib')
+        data = '--data_dir=demo'
+        assert 'Saved step 2 in run.' in run(
+            'cifar10_train.py', data, '--train_dir=run', '--max_steps=2', '--restart')
+        assert 'Saved step 3 in run.' in run(
+            'cifar10_multi_gpu_train.py', data, '--train_dir=run', '--max_steps=3', '--num_gpus=2')
+        assert 'precision @ 1 = ' in run(
+            'cifar10_eval.py', data, '--checkpoint_dir=run', '--eval_dir=eval', '--run_once')
 
 
 @pytest.mark.slow

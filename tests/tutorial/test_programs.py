@@ -296,10 +296,10 @@ def test_two_networks_with_inputs_of_their_own(half_bright):
 
 
 def test_training_and_evaluation_in_one_graph(half_bright):
-    """Both networks share the variables; all summaries merge."""
+    """In a Supervisor's session. Both networks share the variables; all summaries merge."""
     images, labels = cifar10.distorted_inputs()
     test_images, test_labels = cifar10.inputs(eval_data=True)
-    step = tf.Variable(0, trainable=False)
+    step = tf.Variable(0, trainable=False, name='global_step')
     with tf.variable_scope(tf.get_variable_scope()) as scope:
         logits = cifar10.inference(images)
         scope.reuse_variables()
@@ -307,12 +307,15 @@ def test_training_and_evaluation_in_one_graph(half_bright):
     train_op = cifar10.train(cifar10.loss(logits, labels), step)
     summaries = tf.summary.merge_all()
     assert len(tf.trainable_variables()) == 10
-    with tf.train.SingularMonitoredSession() as session:
+    supervisor = tf.train.Supervisor(logdir=FLAGS.train_dir, global_step=step)
+    with supervisor.managed_session() as session:
         for _ in range(3):
             session.run(train_op)
         assert session.run(hits).shape == (8,)
-        assert session.run(step) == 3
-        session.run(summaries)
+        supervisor.saver.save(session, supervisor.save_path, step)
+        supervisor.summary_computed(session, session.run(summaries))
+    assert checkpoints.newest(FLAGS.train_dir).values['global_step'] == 3
+    assert 'total_loss__raw_' in outcomes.summaries(FLAGS.train_dir)[3]
 
 
 def test_pruning():
@@ -342,7 +345,7 @@ def test_pruning():
 
 
 def test_fake_quantisation():
-    """Weights and images in steps of 0.01, from -1.28 to 1.27; the gradients pass."""
+    """Weights in steps of 0.01, from -1.28 to 1.27; the gradients pass."""
     def quantised(getter, name, *arguments, **options):
         variable = getter(name, *arguments, **options)
         if not name.endswith('weights'):
@@ -351,13 +354,12 @@ def test_fake_quantisation():
 
     images, labels = noise(8)
     with tf.variable_scope(tf.get_variable_scope(), custom_getter=quantised):
-        logits = cifar10.inference(
-            tf.quantization.fake_quant_with_min_max_args(images, min=-1.28, max=1.27))
+        logits = cifar10.inference(images)
     train_op = cifar10.train(cifar10.loss(logits, labels), tf.train.get_or_create_global_step())
     variables = {each.op.name: each for each in tf.trainable_variables()}
     with running() as session:
         before = session.run(variables)
-        expected = plain_logits(np.clip(images, -1.28, 1.27).round(2), {
+        expected = plain_logits(images, {
             name: value.round(2) if name.endswith('weights') else value
             for name, value in before.items()})
         np.testing.assert_allclose(session.run(logits), expected, atol=1e-3)
@@ -464,3 +466,19 @@ def test_freezing(trained, tmp_path, way):
         np.testing.assert_allclose(session.run(logits, {fed: noise(13)[0]}), expected, atol=1e-4)
     assert not [node.name for node in frozen.node if node.op == 'VarHandleOp']
     assert {*LAYERS} <= {node.name for node in frozen.node}
+
+
+def test_a_saliency_map_from_a_meta_graph(trained):
+    """It is that of TensorFlow's own operations with the same weights."""
+    path = tf.train.latest_checkpoint(FLAGS.train_dir)
+    images = tf.placeholder(tf.float32, [8, 24, 24, 3])
+    saver = tf.train.import_meta_graph(
+        path + '.meta', clear_devices=True, input_map={'input/shuffle_batch:0': images})
+    logits = tf.get_default_graph().get_tensor_by_name(f'{LOGITS}:0')
+    maps = [tf.gradients(each[:, 3], images)[0] for each in (
+        logits, plain.logits(images, plain.read(path, '')))]
+    with tf.Session() as session:
+        saver.restore(session, path)
+        found, expected = session.run(maps, {images: noise(8)[0]})
+    assert abs(expected).max() > 0
+    np.testing.assert_allclose(found, expected, atol=1e-4 * abs(expected).max())

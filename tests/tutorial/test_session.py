@@ -227,7 +227,7 @@ def test_two_trainers_in_one_folder(tmp_path):
         for restart in (False, True):
             with pytest.raises(errors.UserError, match=f'^{tmp_path} is in use: '):
                 counting.train(tmp_path, 5, restart=restart)
-        done = spawn.run([spawn.HELPERS / 'counting.py', tmp_path, '{"last_step": 5}'])
+        done = spawn.fork([spawn.HELPERS / 'counting.py', tmp_path, '{"last_step": 5}'])
         assert (done.returncode, done.stdout) == (1, '')
         assert done.stderr.startswith(f'counting.py: {tmp_path} is in use: another process trains')
         assert {path: contents(tmp_path)[path] for path in before} == before
