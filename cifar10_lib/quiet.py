@@ -23,8 +23,9 @@ class StartError(ImportError):
 
 def _show_one_line(kind, error, traceback):
     """A script that cannot start ends with one line. Any other error keeps its traceback."""
-    if issubclass(kind, StartError) and not os.environ.get('CIFAR10_TRACEBACK'):
-        errors.note(str(error))
+    is_expected = issubclass(kind, (StartError, KeyboardInterrupt))
+    if is_expected and not os.environ.get('CIFAR10_TRACEBACK'):
+        errors.note(str(error) or 'interrupted')
     else:
         sys.__excepthook__(kind, error, traceback)
 
@@ -46,6 +47,9 @@ if 'tensorflow' not in sys.modules:
         try:
             import tensorflow.compat.v1 as tf
             tf.disable_v2_behavior()  # Prints lines, too. cifar10_input.py calls it in any case.
+        except KeyboardInterrupt:
+            sys.excepthook = _show_one_line
+            raise
         except Exception as error:  # Its parts raise errors of many classes, protobuf its own.
             sys.excepthook = _show_one_line
             raise StartError(

@@ -229,6 +229,13 @@ def test_one_dnn_is_used_unless_the_user_says_no(tmp_path, given):
     spawn.expect_one_line(done, f'cannot be imported: {given}.', 'requirements.txt')
 
 
+def test_ctrl_c_while_tensorflow_loads_is_one_line(tmp_path):
+    """In place of TensorFlow, a module that is interrupted."""
+    (tmp_path / 'tensorflow.py').write_text('raise KeyboardInterrupt')
+    done = spawn.run_script('cifar10_train.py', env=quiet(PYTHONPATH=str(tmp_path)))
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, 'cifar10_train.py: interrupted\n')
+
+
 @pytest.mark.parametrize('error', ['AttributeError("no such dtype")', 'Error("a version")'])
 def test_what_keeps_tensorflow_from_starting_is_one_line(tmp_path, error):
     """Of any class. An import raises an ImportError, and does not end the process."""
