@@ -14,7 +14,7 @@ def test_a_step_sends_each_gradient_once(half_bright, tmp_path):
     def sent(steps):
         with mpi.running(
                 2, spawn.ROOT / 'classification.py', '--net=tutorial', '--batch_size=8',
-                f'--max_steps={steps}', '--validate_every=0',
+                f'--max_steps={steps}', '--validate_every=0', '--learning_rate=0.001',
                 f'--data_dir={half_bright.parent}', f'--train_dir={tmp_path}/{steps}',
                 prefix=('unshare', '--net', 'sh', '-c',
                         'ip link set lo up && "$@" && grep lo: /proc/net/dev', 'sh')) as job:
