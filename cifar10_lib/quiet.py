@@ -4,6 +4,7 @@ Import this module before TensorFlow. In a program that has imported TensorFlow 
 those who set TF_CPP_MIN_LOG_LEVEL, it makes no difference.
 """
 import contextlib
+import gc
 import os
 import platform
 import sys
@@ -44,6 +45,9 @@ if 'tensorflow' not in sys.modules:
             if name not in os.environ:
                 os.environ[name] = value
                 stack.callback(os.environ.pop, name)
+        if gc.isenabled():  # It would search the new modules again and again, for 0.3 s.
+            gc.disable()
+            stack.callback(gc.enable)
         try:
             import tensorflow.compat.v1 as tf
             tf.disable_v2_behavior()  # Prints lines, too. cifar10_input.py calls it in any case.
