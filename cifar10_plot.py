@@ -12,19 +12,17 @@
 
 --runs selects runs of the tutorial or of classification.py. Requires Matplotlib.
 """
-import dataclasses
 import itertools
+import logging
 import os
 import textwrap
 
 from cifar10_lib import checkpoints, errors, files, script
-from classification_lib import data_sets, evaluate, recipes, records, run
+from classification_lib import evaluate, recipes, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
-
-import cifar10_input
 
 flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, or paths of checkpoints, '
                   'separated by commas; only --picture=curves accepts several. Without the flag, '
@@ -40,9 +38,9 @@ FLAGS = flags.FLAGS
 
 def samples(figure):
     """Draws about a hundred training images, at least one of each class."""
-    source = _images('all', _run())
+    source = evaluate.images(_run(), FLAGS.dataset, 'all')
     labels, pixels = source.read()
-    places = records.first_of_each_class(labels, 100)
+    places = _first_of_each_class(labels, 100)
     texts = [(source.data_set.classes[labels[place]], 'black') for place in places]
     _draw_images(figure, f'{source.data_set.name} training images', pixels[places], texts)
 
@@ -50,7 +48,7 @@ def samples(figure):
 def distorted(figure):
     """Draws eight training images, and nine random distortions of each."""
     found = _run()
-    pixels = _images('all', found).read()[1][:8]
+    pixels = evaluate.images(found, FLAGS.dataset, 'all').read()[1][:8]
     with tf.Graph().as_default(), tf.Session() as session:
         tf.set_random_seed(1)  # TF_DETERMINISTIC_OPS requires one.
         made = session.run(found.recipe.distort(tf.constant(np.repeat(pixels, 9, axis=0))))
@@ -80,9 +78,9 @@ def filters(figure):
 def predictions(figure):
     """Draws about thirty test images, at least one of each class, with the predicted classes."""
     found = _run()
-    source = _images('test', found)
+    source = evaluate.images(found, FLAGS.dataset, 'test')
     labels, pixels = source.read()
-    places = records.first_of_each_class(labels, 30)
+    places = _first_of_each_class(labels, 30)
     network = evaluate.Classifier(found.recipe, len(found.classes))
     with network.restored(found.checkpoint) as session:
         _, probabilities = network.classify(session, pixels[places])
@@ -99,7 +97,8 @@ def predictions(figure):
 def confusion(figure):
     """Draws how many test images of each class are taken for which class."""
     found = _run()
-    counts = evaluate.confusion(found, _images('test', found), FLAGS.batch_size)
+    images = evaluate.images(found, FLAGS.dataset, 'test')
+    counts = evaluate.confusion(found, images, FLAGS.batch_size)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     figure.set_size_inches(2 * [max(6, 2 + 0.15 * len(counts))])
     axes = figure.subplots()
@@ -116,7 +115,7 @@ def confusion(figure):
 
 def curves(figure):
     """Draws losses and errors by step: a colour for each kind of curve, a style for each run."""
-    runs = {folder: run.read_curves(folder) for folder in FLAGS.runs}
+    runs = {folder: _read_curves(folder) for folder in FLAGS.runs}
     names = sorted({name for found in runs.values() for name in found})
     panels = [panel for panel in ('loss', 'error') if any(panel in name for name in names)]
     figure.set_size_inches(5 * len(panels), 4.2)
@@ -137,33 +136,44 @@ def _run():
     return evaluate.find(FLAGS.runs[0], FLAGS.best, evaluate.given_data_dir())
 
 
-def _images(subset, found):
-    """The `records.Images` of --dataset or of a run."""
-    data_set = data_sets.find(FLAGS.dataset or found.dataset)
-    if not FLAGS.dataset and not found.settings:  # A run of the tutorial.
-        data_set = _tutorial_set(data_set, found)
-    return records.Images(*records.fetch(data_set, evaluate.data_dir(found)), subset)
+def _first_of_each_class(labels, count):
+    """Places of the first image of each class, then of the second, and so on.
 
-
-def _tutorial_set(row, found):
-    """The `data_sets.DataSet` that cifar10_input.py reads: `row`, CIFAR-10's, unless it is edited.
-
-    It is in --data_dir, or, if the user has not given it, where the run `found` has read it.
+    They are `count` or, with fewer images, all; but always at least one of each class.
     """
-    folder = os.path.join(FLAGS.data_dir, row.folder)
-    if evaluate.given_data_dir() is None:
-        folder = next(filter(os.path.isdir, evaluate.record_folders(found.checkpoint)), folder)
-    if not os.path.isdir(folder):
-        return row  # To be downloaded.
-    training, test = (cifar10_input.record_files(eval_data, folder) for eval_data in (False, True))
-    classes = row.classes
-    if len(classes) != cifar10_input.NUM_CLASSES:
-        classes = tuple(map(str, range(cifar10_input.NUM_CLASSES)))
-    return dataclasses.replace(
-        row, folder=os.path.abspath(folder), classes=classes,
-        train_files=tuple(map(os.path.basename, training)),
-        test_files=tuple(map(os.path.basename, test)),
-        record_bytes=cifar10_input._RECORD_BYTES)
+    classes = np.unique(labels)
+    rank = np.zeros(len(labels), int)  # Of an image in its class.
+    for label in classes:
+        rank[labels == label] = range((labels == label).sum())
+    return np.lexsort([labels, rank])[:max(count, len(classes))]
+
+
+def _read_curves(folder):
+    """Losses and errors of a run or an evaluation: {'training_loss': [(step, figure), ...]}.
+
+    Of the tutorial's programs, they are in event files. Raises `errors.UserError` without any.
+    """
+    found = {}
+    for row in run.read_metrics(folder):
+        for name, figure in row.items():  # Of older versions, also validation_error_averaged.
+            if figure is not None and ('loss' in name or 'error' in name):
+                found.setdefault(name, []).append((row['step'], figure))
+    if not found and os.path.isdir(folder):
+        # Here, because the import is slow.
+        from tensorboard.backend.event_processing import event_accumulator
+        logging.getLogger('tensorboard').setLevel(logging.ERROR)  # It warns about resumed runs.
+        events = event_accumulator.EventAccumulator(folder, {event_accumulator.SCALARS: 0}).Reload()
+        tags = events.Tags()[event_accumulator.SCALARS]
+        if 'total_loss_1' in tags:  # In runs on one device an average, which begins with 0.
+            found['training_loss'] = [
+                (event.step, event.value) for event in events.Scalars('total_loss_1')[1:]]
+        if 'Precision @ 1' in tags:
+            found['evaluation_error'] = [
+                (event.step, 1 - event.value) for event in events.Scalars('Precision @ 1')]
+    if not found:
+        raise errors.UserError(f'{folder} has no {run.METRICS}, and no event files of training or '
+                                'evaluation: choose another folder')
+    return found
 
 
 def _draw_images(figure, title, images, texts=(), columns=10):

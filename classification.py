@@ -102,9 +102,8 @@ flags.DEFINE_string('model_save_path', None, 'No effect: all files are in --trai
 flags.DEFINE_float('weight_decay', None, 'No effect: each network has its own.', short_name='w')
 _WITHOUT_EFFECT = ('use_latest_checkpoint', 'model_save_path', 'weight_decay')
 
-# Flags that may differ between workers. All others are compared.
-_OF_ONE_WORKER = ('data_dir', 'train_dir', 'interface', 'restart')
-_SAMPLE = 5000  # Number of images for the initial values of a network: airbench94's paper.
+# Flags that may differ between workers. All others are compared, and so are the images.
+_OF_ONE_WORKER = ('data_dir', 'dataset', 'train_dir', 'interface', 'restart')
 
 
 def train(worker):
@@ -114,7 +113,8 @@ def train(worker):
     if none did. Raises `errors.UserError` if flags, images or the folder of the run do not fit.
     """
     worker.compare({f'--{FLAGS[name].name}': FLAGS[name].value for name in FLAGS
-                    if FLAGS[name].name not in _OF_ONE_WORKER})
+                    if FLAGS[name].name not in _OF_ONE_WORKER})  # Some names are short ones.
+    stop = session.StopSignal()
     with contextlib.ExitStack() as stack:
         # What an earlier start of the run has left. Only worker 0 uses its folder.
         opened, start = None, None
@@ -123,36 +123,37 @@ def train(worker):
             start = opened.step, run.earlier(opened), random.randrange(2 ** 31)
         first_step, earlier, seed = worker.gather(start)[0]
 
-        settings, data_set, folder = chosen_settings(earlier, seed, worker.size)
+        settings, training, validation = chosen_settings(earlier, seed, worker.size)
         worker.compare({name: value for name, value in dataclasses.asdict(settings).items()
                         if name not in _OF_ONE_WORKER})
         if worker.is_chief:
-            run.resumed(FLAGS.train_dir, earlier, settings)
-            announce(settings, earlier)
+            run.check_resume(FLAGS.train_dir, earlier, settings)
+            announce(settings)
 
         stack.enter_context(tf.Graph().as_default())
-        graph = build_graph(worker, settings, first_step, not earlier, *records.used(
-            data_set, folder, settings.validate_on))
+        graph = build_graph(worker, settings, first_step, not earlier, training, validation)
         results = run.NoResults()
         if worker.is_chief:
-            if opened.restart:
+            if opened.restart:  # Only now: a wrong flag has removed nothing.
                 opened.remove_files()
             run.write(FLAGS.train_dir, settings)  # Before the first checkpoint.
             results = run.Results(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
-        make_steps(worker, settings, first_step, graph, opened, results)
-        return int(max(worker.gather(graph.stop.number)))
+        make_steps(worker, settings, first_step, graph, stop, opened, results)
+        return max(worker.gather(stop.number))
 
 
 def chosen_settings(earlier, seed, workers):
-    """The `run.Settings`, the `data_sets.DataSet`, and the folder of its files.
+    """The `run.Settings`, and the `records.Images` to train and to validate on; downloads these.
 
-    They follow from the flags. Those that are not given get the values of an earlier start of the
-    run, whose settings by name are `earlier`, or of the network's row. Functions of cifar10 read
-    them, too.
+    They follow from the flags. Those that are not given are set to the values of an earlier start
+    of the run, whose settings by name are `earlier`, or of the network's row: `cifar10` reads the
+    precision from them, too.
     """
     defaults = {'seed': seed, **earlier}
     if is_given('epochs'):
         defaults['max_steps'] = None
+    if FLAGS.use_fp16 or FLAGS.use_bf16:  # One type takes the place of the other.
+        defaults |= {'use_fp16': False, 'use_bf16': False}
     set_defaults(defaults)
     recipe, its_data_set = recipes.find(FLAGS.net)
     if is_given('dataset') and its_data_set not in (None, FLAGS.dataset):
@@ -160,7 +161,7 @@ def chosen_settings(earlier, seed, workers):
                                'sets; expected one: leave out --dataset')
     data_set, folder = records.fetch(
         data_sets.find(its_data_set or FLAGS.dataset or 'cifar10'), FLAGS.data_dir)
-    training, validation = records.used(data_set, folder, FLAGS.validate_on)
+    training, validation = records.training_and_validation(data_set, folder, FLAGS.validate_on)
     if not earlier:
         set_defaults_of_row(recipe, training.count(), workers)
 
@@ -169,7 +170,7 @@ def chosen_settings(earlier, seed, workers):
     chosen |= {
         'net': recipe.name, 'dataset': data_set.name, 'classes': data_set.classes,
         'data_dir': os.path.abspath(FLAGS.data_dir), 'training_images': training.count(),
-        'images_checksum': records.checksum({**training.files(), **validation.files()}),
+        'images_checksum': records.checksum(data_set, folder, FLAGS.validate_on),
         'workers': workers}
     if earlier:  # Later, a start has no effect.
         chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
@@ -178,7 +179,7 @@ def chosen_settings(earlier, seed, workers):
     if FLAGS.max_steps is None:
         chosen['max_steps'] = max(1, round(
             FLAGS.epochs * training.count() / (FLAGS.batch_size * workers)))
-    return run.Settings(**chosen), data_set, folder
+    return run.Settings(**chosen), training, validation
 
 
 def set_defaults_of_row(recipe, images, workers):
@@ -199,7 +200,7 @@ def set_defaults_of_row(recipe, images, workers):
 
 
 def set_defaults(values):
-    """Sets flags that are not given to some values by name; ignores names of others."""
+    """Sets each flag among these values by name, unless the command line has it."""
     for name, value in values.items():
         if name in FLAGS:
             FLAGS.set_default(name, value)
@@ -210,9 +211,11 @@ def is_given(name):
     return not FLAGS[name].using_default_value
 
 
-def announce(settings, earlier):
-    """Prints what will be trained, and on which devices; `earlier` as in `chosen_settings`."""
-    if earlier and is_given('initial_checkpoint'):
+def announce(settings):
+    """Prints what will be trained, on which devices, and which flags have no effect."""
+    for name in filter(is_given, _WITHOUT_EFFECT):
+        print(f'--{name}: {FLAGS[name].help}', flush=True)
+    if FLAGS.initial_checkpoint != settings.initial_checkpoint:
         evaluate.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
         print('--initial_checkpoint has no effect on a run that has begun. To start with it, '
               'choose another --train_dir, or add --restart.', flush=True)
@@ -229,12 +232,12 @@ class Graph(NamedTuple):
 
     train_op: tf.Operation  # A step.
     figures: dict  # training_loss, training_error and learning_rate of a step, float32 [].
-    stop: session.StopSignal  # The signal that this worker has caught,
-    own_signal: tf.Tensor  # a placeholder for its number,
-    any_signal: tf.Tensor  # and the mean over all workers, which is 0 if none has caught one.
-    first_image: tf.Operation  # Begins a validation.
+    own_signal: tf.Tensor  # A placeholder for the number of the signal that this worker caught.
+    any_signal: tf.Tensor  # Its mean over all workers: 0 if none has caught one.
+    initializer: tf.Operation  # Begins a validation.
     count_op: tf.Tensor  # Wrong predictions and images of its next batch, float32 [2].
-    initial_values: dict  # Values with which a new run starts, by variable.
+    share_op: tf.Operation  # Gives all workers worker 0's variables.
+    starting_values: dict  # Values with which a new run starts, by variable.
     network: set  # Names of the variables of the network.
 
 
@@ -252,14 +255,15 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
     # The network in training, [batch, height, width, 3] -> [batch, classes].
     images, labels = training_images.distorted_batches(
         settings.batch_size, recipe.distort, settings.seed, first_step, worker.rank, worker.size)
-    logits = recipe.inference(images, len(settings.classes), True, dtype,
-                              worker.synchrony(settings.sync_bn))
+    logits = recipe.inference(images, len(settings.classes), training=True, dtype=dtype,
+                              synchrony=worker.synchrony(settings.sync_bn))
     loss = recipe.loss(logits, labels)
     error = wrong(logits, labels) / settings.batch_size
-    network = {each.op.name for each in tf.global_variables()}
-    initial = {}
+    # Of the network: the optimizer adds its own below.
+    variables = [each for each in tf.global_variables() if each is not global_step]
+    starting = {}
     if worker.is_chief and is_new:  # All workers start with its values.
-        initial = initial_values(recipe, training_images, settings)
+        starting = starting_values(recipe, variables, training_images, settings)
 
     # The optimizer. Here the workers wait for one another, and agree on a signal.
     opt = recipe.optimizer(lr, settings.max_steps)
@@ -272,76 +276,76 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
     for name, figure in figures.items():
         tf.summary.scalar(f'metrics/{name}', figure)
 
-    # The network in validation, with the variables that count: often the moving averages.
+    # The network in validation, with the variables that count: often the moving averages, which
+    # exist by now. The loss and the update have taken what they need from the graph's collections.
     with tf.name_scope('validation'), tf.variable_scope(
             tf.get_variable_scope(), reuse=True, auxiliary_name_scope=False,
             custom_getter=evaluate.result_getter(tf.global_variables(), recipe.averages)):
-        pixels, labels, first_image = validation_images.batches(
+        pixels, labels, initializer = validation_images.batches(
             settings.batch_size, worker.rank, worker.size)
         with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
             images = recipe.prepare(pixels)
-        logits = recipe.inference(images, len(settings.classes), False, dtype)
+        logits = recipe.inference(images, len(settings.classes), training=False, dtype=dtype)
         count_op = tf.stack([wrong(logits, labels), tf.cast(tf.size(labels), tf.float32)])
 
-    worker.add_sharing()
-    return Graph(train_op, figures, session.StopSignal(), own_signal, any_signal, first_image,
-                 count_op, initial, network)
+    share_op = worker.sharing(tf.global_variables())
+    return Graph(train_op, figures, own_signal, any_signal, initializer, count_op, share_op,
+                 starting, {each.op.name for each in variables})
 
 
-def make_steps(worker, settings, first_step, graph, opened, results):
+def make_steps(worker, settings, first_step, graph, stop, opened, results):
     """Trains from `first_step` on: step, log, validate, keep the best.
 
-    `opened` is worker 0's `session.Run`, None for the others; `results` are its `run.Results`, or
-    `run.NoResults`.
+    `stop` is the `session.StopSignal` that this worker may catch. `opened` is worker 0's
+    `session.Run`, None for the others; `results` are its `run.Results`, or `run.NoResults`.
     """
     with session.training_session(
-            is_chief=worker.is_chief, checkpoint_dir=opened, stop=graph.stop,
+            is_chief=worker.is_chief, checkpoint_dir=opened, stop=stop,
             hooks=[tf.train.StopAtStepHook(last_step=settings.max_steps),
                    tf.train.NanTensorHook(graph.figures['training_loss'])],
-            # All summaries but those of the validation.
+            # One of the validation would read validation images in a training step.
             scaffold=tf.train.Scaffold(summary_op=tf.summary.merge_all(scope='(?!validation/)'),
-                                       **checkpoints.initial_values(graph.initial_values)),
+                                       **checkpoints.scaffold_options(graph.starting_values)),
             save_checkpoint_steps=FLAGS.save_checkpoint_steps,
             **worker.session_options(tf.ConfigProto(allow_soft_placement=True))
             ) as mon_sess, results:
         sess, step = mon_sess.raw_session(), first_step
-        worker.share_variables(sess)
-        is_due, is_stopped = worker.gather(results.lacks_validation())[0], False
-        if is_due:
+        worker.share(sess, graph.share_op)
+        is_stopped = False
+        if worker.gather(results.lacks_validation())[0]:
             print(f'Validating step {step}, which has no validation yet.', flush=True)
-        if step < settings.max_steps:
+            error = validation_error(worker, sess, graph, stop)
+            results.validated(sess, step, error)
+            is_stopped = error is None
+        if step < settings.max_steps and not is_stopped:
             print('The first step takes longer: TensorFlow prepares the graph.', flush=True)
-        while True:
-            if is_due:
-                error = validation_error(worker, sess, graph)
-                results.validated(sess, step, error)
-                is_stopped = error is None
-            if is_stopped or step >= settings.max_steps:
-                break
+        while step < settings.max_steps and not is_stopped:
             _, values, signal = mon_sess.run(
                 [graph.train_op, graph.figures, graph.any_signal],
-                {graph.own_signal: graph.stop.number}, options=worker.options(step - first_step))
+                {graph.own_signal: stop.number}, options=worker.options(step - first_step))
             step += 1
             results.add(step, values)
-            is_due = settings.validates(step)
             # Several workers stop after the same step, in which each has told its signal.
-            is_stopped = signal > 0 or (worker.size == 1 and graph.stop.number > 0)
+            is_stopped = signal > 0 or (worker.size == 1 and stop.number > 0)
+            if settings.validates(step) and not is_stopped:
+                error = validation_error(worker, sess, graph, stop)
+                results.validated(sess, step, error)
+                is_stopped = error is None
     results.write_parameters(graph.network)
 
 
-def validation_error(worker, sess, graph):
+def validation_error(worker, sess, graph, stop):
     """The validation error over all workers, each of which counts its shard.
 
     Returns None, in all workers, if a signal has ended it.
     """
-    worker.share_variables(sess)  # Those that are saved.
+    worker.share(sess, graph.share_op)  # Moving statistics differ, and worker 0's are saved.
     counts = np.zeros(2)
-    sess.run(graph.first_image)
+    sess.run(graph.initializer)
     with contextlib.suppress(tf.errors.OutOfRangeError):
-        while not graph.stop.number:
+        while not stop.number:
             counts += sess.run(graph.count_op)
-    wrong_images, images, stopped = np.sum(
-        worker.gather([*counts, graph.stop.number]), axis=0)
+    wrong_images, images, stopped = np.sum(worker.gather([*counts, stop.number]), axis=0)
     if stopped:
         return None
     return float(wrong_images / images)
@@ -353,21 +357,21 @@ def wrong(logits, labels):
     return tf.reduce_sum(tf.cast(tf.not_equal(predictions, labels), tf.float32))
 
 
-def initial_values(recipe, images, settings):
-    """The values with which a new run starts: {variable: array}."""
-    variables = [each for each in tf.global_variables() if each is not tf.train.get_global_step()]
+def starting_values(recipe, variables, images, settings):
+    """The values with which these variables of a new run start, unless it is their initial one:
+    {variable: array}."""
+    values = {}
+    if recipe.initial_values:
+        _, pixels = images.read()
+        values = recipe.initial_values(pixels)
+    found = {each: values[each.op.name] for each in variables if each.op.name in values}
     if settings.initial_checkpoint:
         trained = evaluate.find(settings.initial_checkpoint)
-        found = evaluate.starting_weights(trained, variables, settings.classes)
-        new = [each.op.name for each in variables if each.trainable and each not in found]
+        weights = evaluate.starting_weights(trained, variables, settings.classes)
+        new = [each.op.name for each in variables if each.trainable and each not in weights]
         print(f'Starting with {trained.checkpoint.path}; new: {", ".join(new) or "none"}.',
               flush=True)
-    elif recipe.initial_values:
-        _, pixels = images.read()
-        values = recipe.initial_values(pixels[::-(-len(pixels) // _SAMPLE)])
-        found = {each: values[each.op.name] for each in variables if each.op.name in values}
-    else:
-        found = {}
+        found |= weights
     return found
 
 
@@ -377,29 +381,27 @@ def evaluate_run():
     if FLAGS.validate_on == 'held_out' and trained.settings.get('validate_on') != 'held_out':
         raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
                                '--validate_on=held_out: leave it out')
-    data_set, folder = records.fetch(
-        data_sets.find(FLAGS.dataset or trained.dataset), evaluate.data_dir(trained))
+    images = evaluate.images(trained, FLAGS.dataset, FLAGS.validate_on)
     set_defaults({'batch_size': trained.recipe.batch_size})
-    images = records.Images(data_set, folder, FLAGS.validate_on)
     if FLAGS.validate_on == 'held_out' and (
             run.is_of_version_1(trained.settings)
-            or records.checksum(images.files()) != trained.settings['images_checksum']):
-        raise errors.UserError(f'{folder} does not hold the images on which {FLAGS.train_dir} was '
-                               'trained, or version 1 trained it, so that others would be held '
-                               'out: restore them, or leave out --validate_on=held_out')
+            or records.checksum(images.data_set, images.folder, FLAGS.validate_on)
+            != trained.settings['images_checksum']):
+        raise errors.UserError(f'{images.folder} does not hold the images on which '
+                               f'{FLAGS.train_dir} was trained, or version 1 trained it, so that '
+                               'others would be held out: restore them, or leave out '
+                               '--validate_on=held_out')
     counts = evaluate.confusion(trained, images, FLAGS.batch_size)
     print(f'Evaluated {trained.checkpoint.path} on {counts.sum()} images of '
-          f'{data_set.name} ({FLAGS.validate_on}).')
+          f'{images.data_set.name} ({FLAGS.validate_on}).')
     print(f'{datetime.now()}: precision @ 1 = {counts.trace() / counts.sum():.3f}')
     if FLAGS.per_class:
         print('\n'.join(evaluate.per_class(counts, trained.classes)))
 
 
 def main():
-    for name in filter(is_given, _WITHOUT_EFFECT):
-        print(f'--{name}: {FLAGS[name].help}', flush=True)
-    if FLAGS.type_config != 'float':
-        FLAGS.use_fp16 = True
+    if is_given('type_config'):
+        FLAGS.use_fp16 = FLAGS.type_config != 'float'
     if FLAGS.device_id is not None:  # Before TensorFlow looks for GPUs.
         os.environ['CUDA_VISIBLE_DEVICES'] = FLAGS.device_id
     if FLAGS.device == 'cpu':

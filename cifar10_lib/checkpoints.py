@@ -91,12 +91,12 @@ def restore(saver: tf.train.Saver, session: tf.Session, folder: str) -> int:
 
 def assign(session: tf.Session, values: Mapping[tf.Variable, np.ndarray]) -> None:
     """Initialises variables with these values, by one run."""
-    options = initial_values(values)
+    options = scaffold_options(values)
     session.run([variable.initializer for variable in values], options['init_feed_dict'])
     options['init_fn'](None, session)
 
 
-def initial_values(values: Mapping[tf.Variable, np.ndarray]) -> dict[str, Any]:
+def scaffold_options(values: Mapping[tf.Variable, np.ndarray]) -> dict[str, Any]:
     """Arguments of a `tf.train.Scaffold` whose session starts with these values of variables."""
     feeds: dict[tf.Tensor, np.ndarray] = {}
     shared = {}

@@ -25,6 +25,8 @@ def explain_full_disk(folder: str) -> Iterator[None]:
     """Turns full-disk errors of Python and TensorFlow into an `OSError` that names `folder`."""
     try:
         yield
+    except errors.UserError:  # It says already what is full, as that of a download.
+        raise
     except Exception as error:  # Event files raise IndexError or RuntimeError.
         reason = _FULL.search(str(error))
         if reason:

@@ -294,7 +294,7 @@ def _restored(run, scaffold):
         init_op = tf.global_variables_initializer()
     # Not by `saver`: the original stored the step as a float, or halves with --use_fp16.
     return tf.train.Scaffold(
-        copy_from_scaffold=scaffold, saver=saver, init_op=init_op, **checkpoints.initial_values(
+        copy_from_scaffold=scaffold, saver=saver, init_op=init_op, **checkpoints.scaffold_options(
             {variable: found.values[name] for name, variable in restored.items()}))
 
 

@@ -20,10 +20,10 @@ BUCKET_BYTES = 4 << 20
 # is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name, and each
 # batch norm has two. A group has devices of only one kind.
 _CPUS, _GPUS = 1, 3
-_VALUES, _BUCKETS, _BROADCAST, _BATCH_NORMS = 99, 100, 10**6, 2 * 10**6
+_BUCKETS, _BROADCAST, _BATCH_NORMS, _VALUES = 100, 10**6, 2 * 10**6, 3 * 10**6
 
 
-def mean_gradients(grads, size, bucket_bytes=BUCKET_BYTES, on_gpu=False, overlap=True):
+def mean_gradients(grads, size, on_gpu=False, overlap=True):
     """Means of gradients over `size` workers, each bucket sent as soon as it is complete.
 
     `grads` are (gradient, variable) in the order in which the network uses the variables; the
@@ -37,7 +37,7 @@ def mean_gradients(grads, size, bucket_bytes=BUCKET_BYTES, on_gpu=False, overlap
     after = []
     if not overlap:
         after = [gradient for gradient, _ in pairs]
-    for key, bucket in enumerate(buckets(pairs[::-1], bucket_bytes), _BUCKETS):
+    for key, bucket in enumerate(buckets(pairs[::-1], BUCKET_BYTES), _BUCKETS):
         own = [gradient for gradient, _ in bucket]
         with tf.control_dependencies(after):
             packed = tf.concat([tf.reshape(gradient, [-1]) for gradient in own], axis=0)
@@ -92,10 +92,13 @@ def batch_norm_mean(vector, size, number):
     return mean(vector)
 
 
-def means(values, size):
-    """Means of numbers [] over workers, float32 [] each, on the CPU, since they are small."""
+def means(values, size, number):
+    """Means of numbers [] over workers, float32 [] each, for the `number`-th call in a graph.
+
+    On the CPU, since they are small.
+    """
     stacked = tf.stack([tf.cast(value, tf.float32) for value in values])
-    return tf.unstack(_reduce_mean(stacked, size, _VALUES))
+    return tf.unstack(_reduce_mean(stacked, size, _VALUES + number))
 
 
 def broadcast(variables, rank, size):

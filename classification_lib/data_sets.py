@@ -29,7 +29,7 @@ LABEL = -IMAGE_BYTES - 1  # Index of the label in a record.
 class DataSet:
     """Where the files of a data set are, what they hold, and where to download them."""
 
-    name: str  # The value of --dataset.
+    name: str  # The value of --dataset; of a user's own set, only a name.
     folder: str  # Relative to the data folder, or absolute for a user's own set.
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]

@@ -3,17 +3,19 @@
 For runs of classification.py and of the tutorial's programs.
 """
 import contextlib
+import dataclasses
 import os
 from typing import NamedTuple
 
 from cifar10_lib import checkpoints, errors
-from classification_lib import data_sets, recipes, run
+from classification_lib import data_sets, recipes, records, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tqdm
 
 import cifar10
+import cifar10_input
 
 
 class Trained(NamedTuple):
@@ -102,6 +104,38 @@ def record_folders(checkpoint):
                  if node.op == 'Const']
     names = [os.fsdecode(name) for values in constants for name in values]
     return sorted({os.path.dirname(name) for name in names if name.endswith('.bin')})
+
+
+def images(trained, dataset, subset):
+    """The `records.Images` of a value of --dataset or, if it is None, of a `Trained` network.
+
+    `subset` is a field of theirs. Raises `errors.UserError`.
+    """
+    data_set = data_sets.find(dataset or trained.dataset)
+    if not dataset and not trained.settings:
+        data_set = _tutorial_set(data_set, trained)
+    return records.Images(*records.fetch(data_set, data_dir(trained)), subset)
+
+
+def _tutorial_set(row, trained):
+    """The `data_sets.DataSet` that cifar10_input.py reads: `row`, CIFAR-10's, unless it is edited.
+
+    It is in --data_dir, or, if the user has not given it, where a run of the tutorial has read it.
+    """
+    folder = os.path.join(cifar10.FLAGS.data_dir, row.folder)
+    if given_data_dir() is None:
+        folder = next(filter(os.path.isdir, record_folders(trained.checkpoint)), folder)
+    if not os.path.isdir(folder):
+        return row  # To be downloaded.
+    training, test = (cifar10_input.record_files(eval_data, folder) for eval_data in (False, True))
+    classes = row.classes
+    if len(classes) != cifar10_input.NUM_CLASSES:
+        classes = tuple(map(str, range(cifar10_input.NUM_CLASSES)))
+    return dataclasses.replace(
+        row, folder=os.path.abspath(folder), classes=classes,
+        train_files=tuple(map(os.path.basename, training)),
+        test_files=tuple(map(os.path.basename, test)),
+        record_bytes=cifar10_input._RECORD_BYTES)
 
 
 def names_of_result(variables, stored, averages):

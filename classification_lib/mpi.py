@@ -26,16 +26,17 @@ class Meeting:
     Attributes:
         rank: index of this worker. Worker 0 alone prints and saves.
         size: number of workers.
-        names: of all workers, for messages; known once `addresses` has begun.
+        names: of all workers, for messages.
         patience: seconds within which all servers must be reachable.
+        share_a_console: whether worker 0 alone prints an error that all of them notice.
     """
 
-    share_a_console = True  # Then worker 0 alone prints an error that all of them notice.
+    patience, share_a_console = 60.0, True
 
-    def __init__(self, interface: str | None, patience: float) -> None:
-        """Takes the network device by which other machines reach this one, or None, and how many
-        seconds all servers may take to be reachable. Raises `errors.UserError`."""
-        self._interface, self.patience = interface, patience
+    def __init__(self, interface: str | None) -> None:
+        """Takes the network device by which other machines reach this one, or None. Raises
+        `errors.UserError`."""
+        self._interface = interface
         try:
             from mpi4py import MPI, run  # It initialises MPI, so only here.
         except (ImportError, RuntimeError) as error:
@@ -50,18 +51,18 @@ class Meeting:
                 f"the launcher started {started} processes, but mpi4py's MPI sees {self.size}: "
                 f'use the launcher of {MPI.Get_library_version().splitlines()[0]}, or unset '
                 f'{" and ".join(name for name in _VARIABLES if name in os.environ)}')
+        # Open MPI binds each of two processes to one core, where TensorFlow would have one thread.
+        if hasattr(os, 'sched_setaffinity') and len(os.sched_getaffinity(0)) <= 2:
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+        self._machines = self.gather(socket.gethostname())
+        self.names = [f'worker {rank} on {each}' for rank, each in enumerate(self._machines)]
 
     @contextlib.contextmanager
     def addresses(self) -> Iterator[list[str]]:
         """Yields each worker's 'host:port'; this worker's port stays reserved in the block."""
-        # Open MPI binds each of two processes to one core, where TensorFlow would have one thread.
-        if hasattr(os, 'sched_setaffinity') and len(os.sched_getaffinity(0)) <= 2:
-            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
-        machines = self.gather(socket.gethostname())
-        self.names = [f'worker {rank} on {machine}' for rank, machine in enumerate(machines)]
         host = '127.0.0.1'
-        if len(set(machines)) > 1:
-            host = interfaces.own_host(self._interface, machines)
+        if len(set(self._machines)) > 1:
+            host = interfaces.own_host(self._interface, self._machines)
         # Other processes get a port that is bound here only by its number.
         with socket.socket() as reserved:
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -45,9 +45,9 @@ class Recipe(NamedTuple):
     def defaults(self, images, workers):
         """Values of flags with which to train on a number of images: {name: value}.
 
-        They are those of the row, unless one worker would make less than 100 steps. Then steps are
-        smaller, at a rate in proportion, and all workers share them; if they are of 32 images
-        already, there are more epochs.
+        They are those of the row, unless one worker would make fewer than 100 steps. Then steps
+        are smaller, down to 32 images, which the workers share, at a rate in proportion; if that is
+        not enough, there are more epochs.
         """
         step = int(min(self.batch_size, images, max(
             _MIN_IMAGES_PER_STEP, self.epochs * images / _MIN_STEPS)))

@@ -24,10 +24,11 @@ _HELD_OUT_ONE_IN = 10
 _SEED = 20151111  # The same images are held out in all runs.
 
 
-def checksum(paths):
-    """A checksum of the contents of files, eight hexadecimal digits."""
+def checksum(data_set, folder, validate_on):
+    """A checksum of the record files of `training_and_validation`, eight hexadecimal digits."""
+    training, validation = training_and_validation(data_set, folder, validate_on)
     found = 0
-    for path in paths:
+    for path in {**training.files(), **validation.files()}:
         found = zlib.crc32(np.memmap(path, np.uint8, 'r').data, found)
     return f'{found:08x}'
 
@@ -51,19 +52,7 @@ def fetch(data_set, data_dir):
     return data_set, folder
 
 
-def first_of_each_class(labels, count):
-    """Places of the first image of each class, then of the second, and so on.
-
-    They are `count` or, with fewer images, all; but always at least one of each class.
-    """
-    classes = np.unique(labels)
-    rank = np.zeros(len(labels), int)  # Of an image in its class.
-    for label in classes:
-        rank[labels == label] = range((labels == label).sum())
-    return np.lexsort([labels, rank])[:max(count, len(classes))]
-
-
-def used(data_set, folder, validate_on):
+def training_and_validation(data_set, folder, validate_on):
     """The `Images` to train on, and those to validate on: 'test', or 'held_out' ones."""
     subset = 'all'
     if validate_on == 'held_out':

@@ -8,10 +8,10 @@ import contextlib
 import csv
 import dataclasses
 import errno
+import functools
 import glob
 import io
 import json
-import logging
 import os
 import sys
 import time
@@ -34,7 +34,7 @@ COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'trai
 
 ADVICE = 'choose another --train_dir, or start over with --restart'
 
-# With another value of such a setting, a run would not see the same images in the same order.
+# Settings that must not change when a run resumes.
 _FIXED = {'fixed': True}
 
 
@@ -85,7 +85,7 @@ class Settings:
         return steps == self.max_steps or now // images > before // images
 
 
-def resumed(folder: str, earlier: Mapping[str, Any], settings: Settings) -> None:
+def check_resume(folder: str, earlier: Mapping[str, Any], settings: Settings) -> None:
     """Compares the settings of a run that resumes with those in its `run.json`.
 
     Prints a line for each that has changed. Raises `errors.UserError` if one of them must not.
@@ -179,34 +179,6 @@ def read_metrics(folder: str) -> list[dict[str, Any]]:
     except (ValueError, TypeError, csv.Error) as error:
         raise errors.UserError(f'{path} is not a table that a run wrote ({error}): move it '
                                 'away') from error
-
-
-def read_curves(folder: str) -> dict[str, list[tuple[float, float]]]:
-    """Losses and errors of a run or an evaluation: {'training_loss': [(step, figure), ...]}.
-
-    Of the tutorial's programs, they are in event files. Raises `errors.UserError` without any.
-    """
-    found: dict[str, list[tuple[float, float]]] = {}
-    for row in read_metrics(folder):
-        for name, figure in row.items():  # Of older versions, also validation_error_averaged.
-            if figure is not None and ('loss' in name or 'error' in name):
-                found.setdefault(name, []).append((row['step'], figure))
-    if not found and os.path.isdir(folder):
-        # Here, because the import is slow.
-        from tensorboard.backend.event_processing import event_accumulator
-        logging.getLogger('tensorboard').setLevel(logging.ERROR)  # It warns about resumed runs.
-        events = event_accumulator.EventAccumulator(folder, {event_accumulator.SCALARS: 0}).Reload()
-        tags = events.Tags()[event_accumulator.SCALARS]
-        if 'total_loss_1' in tags:  # In runs on one device an average, which begins with 0.
-            found['training_loss'] = [
-                (event.step, event.value) for event in events.Scalars('total_loss_1')[1:]]
-        if 'Precision @ 1' in tags:
-            found['evaluation_error'] = [
-                (event.step, 1 - event.value) for event in events.Scalars('Precision @ 1')]
-    if not found:
-        raise errors.UserError(f'{folder} has no {METRICS}, and no event files of training or '
-                                'evaluation: choose another folder')
-    return found
 
 
 class Log:
@@ -375,11 +347,12 @@ class Results:
 
     def __init__(self, folder: str, settings: Settings, first_step: int, frequency: int) -> None:
         """Adds operations to the default graph; see `Log`."""
-        self._arguments = folder, settings, first_step, frequency
+        self._folder = folder
+        self._new_log = functools.partial(Log, folder, settings, first_step, frequency)
         self._best = Best(folder, settings)
 
     def __enter__(self) -> 'Results':
-        self._log = Log(*self._arguments)
+        self._log = self._new_log()
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -401,10 +374,9 @@ class Results:
 
     def write_parameters(self, network: Collection[str]) -> None:
         """Writes `params.h5` with the newest checkpoint's variables of a network, by name."""
-        folder = self._arguments[0]
-        found = checkpoints.newest(folder)
+        found = checkpoints.newest(self._folder)
         if found:
-            write_parameters(os.path.join(folder, PARAMETERS), found.values, network)
+            write_parameters(os.path.join(self._folder, PARAMETERS), found.values, network)
 
 
 class NoResults(contextlib.nullcontext):

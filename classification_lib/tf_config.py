@@ -66,7 +66,7 @@ class Meeting:
             put_values, take_values = values.enqueue_many(texts), values.dequeue_many(self.size)
             put_lists, take_list = lists.enqueue_many(texts), lists.dequeue()
             counts = values.size(), lists.size()
-            # After an error, it stays open: see `abort`.
+            # Not closed after an error: with a lost worker, that may wait forever.
             self._session = tf.Session(self._server.target, graph, config)
             self._session.run(put_values, {texts: [json.dumps([self.rank, value])]})
             if self.rank == 0:

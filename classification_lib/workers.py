@@ -60,7 +60,7 @@ class Worker:
         self.rank, self.size = meeting.rank, meeting.size
         self._server: _Server | None = None  # Alone, a worker needs none.
         self._on_gpu = False
-        self._broadcast: tf.Operation | None = None
+        self._numbers = itertools.count()  # Of `means` in the graph.
 
     @property
     def is_chief(self) -> bool:
@@ -118,20 +118,20 @@ class Worker:
             vector, self.size, next(numbers)))
 
     def means(self, values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Means over all workers of numbers [], float32 []; one call per graph."""
+        """Means over all workers of numbers [], float32 []."""
         if self.size == 1:
             return values
-        return collectives.means(values, self.size)
+        return collectives.means(values, self.size, next(self._numbers))
 
-    def add_sharing(self) -> None:
-        """Adds to the graph what `share_variables` runs; all variables exist by now."""
-        if self.size > 1:
-            self._broadcast = collectives.broadcast(tf.global_variables(), self.rank, self.size)
+    def sharing(self, variables: Sequence[tf.Variable]) -> tf.Operation:
+        """An operation for `share`, which gives all workers worker 0's values of variables."""
+        if self.size == 1:
+            return tf.no_op()
+        return collectives.broadcast(variables, self.rank, self.size)
 
-    def share_variables(self, session: tf.Session) -> None:
-        """Gives all workers worker 0's variables, between two steps: moving statistics differ."""
-        if self._broadcast is not None:
-            session.run(self._broadcast, options=self.options(0))
+    def share(self, session: tf.Session, operation: tf.Operation) -> None:
+        """Runs an operation of `sharing`, between two steps."""
+        session.run(operation, options=self.options(0))
 
     def options(self, steps: int) -> tf.RunOptions | None:
         """Options of the step after the first `steps` of this start: how long it may take."""
@@ -161,12 +161,12 @@ def joined(step_timeout: float, interface: str | None = None) -> Iterator[Worker
     then a frozen worker is noticed. `interface` is the network device by which other machines reach
     this one, by default the one by which it reaches them; with TF_CONFIG, the addresses decide.
 
-    Raises `errors.UserError`. After an error that starting again may repair, such as a lost
-    worker, prints a line and raises SystemExit(75).
+    Only what worker 0 prints appears. Raises `errors.UserError`. After an error that starting again
+    may repair, such as a lost worker, prints a line and raises SystemExit(75).
     """
     meeting: Any = Alone()
     if mpi.is_launcher():
-        meeting = mpi.Meeting(interface, step_timeout)
+        meeting = mpi.Meeting(interface)
     elif os.environ.get('TF_CONFIG'):
         meeting = tf_config.Meeting()
     else:
@@ -183,6 +183,9 @@ def joined(step_timeout: float, interface: str | None = None) -> Iterator[Worker
             yield worker
             meeting.gather(None)  # Worker 0 has saved the last step.
     except BaseException as error:
+        is_noticed_by_all = isinstance(error, tf.train.NanLossDuringTrainingError)
+        if is_noticed_by_all and meeting.share_a_console and not worker.is_chief:
+            meeting.gather(None)  # Until worker 0 has explained it, and ends all.
         meeting.abort(error)
         raise
 

@@ -65,14 +65,14 @@ def _train(folder, options, worker, stop):
         opt.apply_gradients([pair for pair in grads if pair[0] is not None], global_step),
         moving.assign_add(float(worker.rank)))
     variables = {each.op.name: each for each in tf.global_variables() if each is not moving}
-    worker.add_sharing()
+    share_op = worker.sharing(tf.global_variables())
     with session.training_session(
             is_chief=worker.is_chief, checkpoint_dir=folder, stop=stop,
             hooks=[tf.train.StopAtStepHook(last_step=options['steps'])],
             save_checkpoint_steps=options['save_steps'], save_summaries_steps=None,
             **worker.session_options(tf.ConfigProto())) as mon_sess:
         sess = mon_sess.raw_session()
-        worker.share_variables(sess)
+        worker.share(sess, share_op)
         step = int(sess.run(global_step))
         any_stop = 0
         while step < options['steps'] and not any_stop:
@@ -81,7 +81,7 @@ def _train(folder, options, worker, stop):
                 options=worker.options(step)))
             step += 1
             if step == 2:  # As a validation.
-                worker.share_variables(sess)
+                worker.share(sess, share_op)
                 found['moved'] = float(sess.run(moving))
                 if options['slow'] == worker.rank:
                     time.sleep(options['seconds'])

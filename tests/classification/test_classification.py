@@ -143,6 +143,19 @@ def test_a_new_run_starts_with_the_weights_of_another(capsys):
     assert started['global_step'] == 1
 
 
+def test_what_does_not_fit_starts_as_in_a_run_from_nothing(monkeypatch):
+    """The last layer, for two classes instead of ten, with the value of the row."""
+    ran(max_steps=5, train_dir='first')
+    own_images()
+    monkeypatch.setitem(recipes.TABLE, 'small', small_nets.RECIPE._replace(
+        initial_values=lambda images: {
+            'linear/weights': np.full([768, 2], images.ndim, np.float32),
+            'bn/beta': np.ones(3, np.float32)}))
+    found = values(ran(max_steps=1, dataset='.', initial_checkpoint='first', learning_rate=0.0))
+    assert (found['linear/weights'] == 4).all()
+    np.testing.assert_array_equal(found['bn/beta'], values('first')['bn/beta' + AVERAGE])
+
+
 @pytest.mark.parametrize('save_steps', [1, 100])
 def test_a_loss_that_is_not_finite(monkeypatch, save_steps):
     """In the second step. The checkpoint before it stays, and the line names a variable."""

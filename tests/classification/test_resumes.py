@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 
 from cifar10_lib import checkpoints, errors
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import small_nets
 import spawn
+import tensorflow.compat.v1 as tf
 from absl import flags
 from small_runs import STEPS, figures, own_images, precision, ran, rows, started, values
 
@@ -129,6 +131,29 @@ def test_the_initial_checkpoint_of_a_run_that_has_begun(capsys):
         assert 'Starting with' not in out
     with pytest.raises(errors.UserError, match='No checkpoint in no/such/folder'):
         ran(max_steps=4, initial_checkpoint='no/such/folder')
+    shutil.rmtree('first')  # The same command resumes without it.
+    ran(max_steps=4, initial_checkpoint='first')
+    assert 'has no effect' not in capsys.readouterr().out
+
+
+def test_another_type_in_a_run_that_resumes(monkeypatch):
+    """It takes the place of the former one."""
+    computed = []
+
+    def inference(images, num_classes, training, dtype=tf.float32, synchrony=None):
+        computed.append(dtype)
+        return small_nets.inference(images, num_classes, training)
+
+    monkeypatch.setitem(recipes.TABLE, 'small', small_nets.RECIPE._replace(inference=inference))
+    ran(max_steps=1, use_bf16=True)
+    for steps, options, expected in (
+            (2, {}, tf.bfloat16), (3, {'use_fp16': True}, tf.float16),
+            (4, {'type_config': 'float'}, tf.float32), (5, {'use_bf16': True}, tf.bfloat16)):
+        started(max_steps=steps, **options)
+        found = run.read('run')
+        assert computed[-2:] == [expected] * 2
+        assert [found['use_fp16'], found['use_bf16']] == [
+            expected == tf.float16, expected == tf.bfloat16]
 
 
 def test_a_run_of_version_1(capsys):

@@ -131,9 +131,9 @@ def earlier(folder):
 
 
 def test_a_resume_names_what_changes(tmp_path, capsys):
-    run.resumed('RUN', earlier(tmp_path), run_settings.of())
+    run.check_resume('RUN', earlier(tmp_path), run_settings.of())
     assert capsys.readouterr().out == ''
-    run.resumed('RUN', earlier(tmp_path), run_settings.of(
+    run.check_resume('RUN', earlier(tmp_path), run_settings.of(
         learning_rate=0.01, use_bf16=True, max_steps=20, warmup_epoch=2.5, dataset='moved'))
     assert sorted(capsys.readouterr().out.splitlines()) == [
         'Resuming with --learning_rate=0.01 (was 0.1).', 'Resuming with --max_steps=20 (was 10).',
@@ -151,7 +151,7 @@ def test_a_resume_names_what_changes(tmp_path, capsys):
 def test_another_run_is_refused_in_a_line(tmp_path, change, message):
     with pytest.raises(errors.UserError, match=f'RUN holds a run with {message}: change that back, '
                        'choose another --train_dir, or start over with --restart') as error:
-        run.resumed('RUN', earlier(tmp_path), run_settings.of(**change))
+        run.check_resume('RUN', earlier(tmp_path), run_settings.of(**change))
     assert '\n' not in str(error.value)
 
 

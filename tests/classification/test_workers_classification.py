@@ -203,6 +203,22 @@ def test_a_worker_with_other_record_files(half_bright, tmp_path):
     assert 'checksum' in line
 
 
+def test_images_of_ones_own(half_bright, tmp_path):
+    """Each worker has them in a folder of its own. NaN, also of all workers, is one line."""
+    images = own_images.Split(np.zeros([8, 32, 32, 3], np.uint8), np.arange(8) % 2)
+    folders = tmp_path / 'first', tmp_path / 'second'
+    for folder in folders:
+        folder.mkdir()
+        own_images.write(folder, 'own', own_images.OwnImages(['a', 'b'], images, images))
+    for options, code, count in ((['--max_steps=1'], 0, 0),
+                                 (['--max_steps=9', '-l', '1e38'], 1, 1)):
+        first, second = (words(f'--dataset={folder}', '-b', '2', *options) for folder in folders)
+        with mpi.running(1, *first, second=second) as job:
+            _, errors = job.ended(code)
+        assert len(errors) == count, errors
+    assert 'Training diverged: ' in errors[0]
+
+
 def test_more_workers_than_images(half_bright, tmp_path):
     """Two images of one's own, and three workers."""
     images = own_images.Split(np.zeros([2, 32, 32, 3], np.uint8), np.arange(2))

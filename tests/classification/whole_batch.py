@@ -34,7 +34,7 @@ def main(words):
         grads = worker.mean_gradients(opt.compute_gradients(loss))
         mean_loss, = worker.means([loss])
         train_op = cifar10.update(opt, grads, tf.train.get_or_create_global_step(), averages=False)
-        worker.add_sharing()
+        share_op = worker.sharing(tf.global_variables())
         with tf.train.SingularMonitoredSession(
                 **worker.session_options(tf.ConfigProto())) as session:
             running = session.raw_session()
@@ -42,7 +42,7 @@ def main(words):
             if 'whitening/weights' in variables:  # They do not learn, and are 0 at first.
                 variables['whitening/weights'].load(
                     random.normal(size=[2, 2, 3, 24]).astype(np.float32), running)
-            worker.share_variables(running)
+            worker.share(running, share_op)
             losses = [session.run([train_op, mean_loss], options=worker.options(step))[1]
                       for step in range(6)]
             if worker.is_chief:

@@ -16,6 +16,7 @@ import cifar10_export
 import cifar10_plot
 import cifar10_predict
 import cifar10_train
+import classification
 
 FLAGS = flags.FLAGS
 NAMES = ('upper half', 'lower half', 'ünten', *'cdefghi')
@@ -62,6 +63,10 @@ def test_they_are_those_beside_the_images_of_the_run(run, tmp_path, capsys):
             cifar10_plot.plot()
         assert np.ptp(np.asarray(Image.open(path))) > 200
     assert capsys.readouterr().err == ''
+    with flagsaver.flagsaver(evaluate=True, per_class=True):
+        classification.main()
+    out = capsys.readouterr().out
+    assert 'on 130 images of ' in out and 'upper half' in out
 
 
 def test_a_given_data_dir_wins(run, tmp_path, capsys):

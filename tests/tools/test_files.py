@@ -46,6 +46,13 @@ def test_a_full_disk_is_reported_with_its_folder(error):
         raise error
 
 
+def test_a_line_about_another_full_disk_stays():
+    """As that of a download into --data_dir."""
+    with pytest.raises(errors.UserError, match='^No space left on device in /data$'):
+        with files.explain_full_disk('/run'):
+            raise errors.UserError('No space left on device in /data')
+
+
 def test_an_empty_folder_is_replaced_also_through_a_link(tmp_path):
     (tmp_path / 'one').mkdir()
     (tmp_path / 'link').symlink_to(tmp_path / 'one')
