@@ -152,8 +152,9 @@ def _parse(positional, aliases):
 
 
 def _canonical(word, aliases):
-    """A word of the command line, in which --max-steps is written as --max_steps."""
-    name = re.match(r'--?([\w-]+)', word)
+    """A word of the command line, in which --max-steps is written as --max_steps, and -b8 as
+    --batch_size=8."""
+    name = re.match(r'--?([\w-]+)(?==|$)', word)
     if name:
         flag = name[1].replace('-', '_')
         flag = aliases.get(flag, flag)
@@ -161,19 +162,21 @@ def _canonical(word, aliases):
             return f'--{flag}{word[name.end():]}'
         if re.sub('^no_?', '', flag) in FLAGS:
             return '--no' + re.sub('^no_?', '', flag) + word[name.end():]
+    joined = re.fullmatch(r'-(\w)([^=]+)', word)  # With "=", it is a misspelled -max_steps=8.
+    if joined and aliases.get(joined[1], joined[1]) in FLAGS:
+        return f'--{aliases.get(joined[1], joined[1])}={joined[2]}'
     return word
 
 
 def _check_values():
     """Refuses empty values, as of an unset shell variable, NaN and infinity, and URLs; expands ~ in
     paths."""
-    for name in FLAGS:
-        flag = FLAGS[name]
+    for flag in [FLAGS[name] for name in FLAGS]:
         is_number = isinstance(flag.value, float)
         if flag.present and (flag.value in ('', []) or is_number and not math.isfinite(flag.value)):
-            raise flags.Error(f'flag --{name}={flag.value} has no usable value')
-        if name.endswith('_dir') and isinstance(flag.value, str) and '://' in flag.value:
-            raise flags.Error(f'flag --{name}={flag.value} is a URL; expected a folder')
+            raise flags.Error(f'flag --{flag.name}={flag.value} has no usable value')
+        if flag.name.endswith('_dir') and isinstance(flag.value, str) and '://' in flag.value:
+            raise flags.Error(f'flag --{flag.name}={flag.value} is a URL; expected a folder')
         if isinstance(flag.value, str):
             flag.value = os.path.expanduser(flag.value)
 
