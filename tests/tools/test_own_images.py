@@ -99,11 +99,11 @@ def test_a_class_may_be_named_like_a_part(tmp_path):
 
 @pytest.mark.parametrize('counts, line', [
     ({'cat': 9}, f' has 1 folders with readable images; expected 2 to 256 classes: {FORM}'),
-    ({'train/cat': 2, 'train/dog': 2}, f' has train; expected {FORM}'),
+    ({'train/cat': 2, 'train/dog': 2}, f' has only train; expected {FORM}'),
     ({f'{label}': 1 for label in range(257)}, ' has 257 folders with readable images; '),
     ({'train/cat': 2, 'train/dog': 2, 'test/cow': 1}, '/test has cow, missing from '),
     # Otherwise the network would learn to tell training images from test images.
-    ({'Train': 3, 'Val': 3}, ' has Train, Val; expected ')])
+    ({'Train': 3, 'Val': 3}, ' has only Train, Val; expected ')])
 def test_folders_that_are_not_classes(tmp_path, counts, line):
     fill(tmp_path, **counts)
     with pytest.raises(errors.UserError) as error:
@@ -127,7 +127,8 @@ def test_what_is_skipped_is_named_with_the_reason(tmp_path):
     assert skipped == sorted([
         *(f'{name} (not a folder, or hidden)' for name in ('.git', 'notes.txt', 'photo.png')),
         *(f'{name} (not named like an image)' for name in (
-            '@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png', 'cat/list.csv', 'cat/more')),
+            '@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png', 'cat/list.csv')),
+        'cat/more (a folder inside a class)',
         *(f'{name} (no images)' for name in ('@eaDir', '__MACOSX')),
         f'cow/broken.png {broken}', f'dog/broken.png {broken}'])
 
@@ -141,7 +142,7 @@ def test_links_are_followed(tmp_path):
     (tmp_path / 'images' / 'itself').symlink_to('itself')
     own, skipped = read(tmp_path / 'images')
     assert len(own.train.labels) + len(own.test.labels) == 7
-    assert skipped == ['dog/2.png (not named like an image)', 'dog/loop (not named like an image)',
+    assert skipped == ['dog/2.png (not named like an image)', 'dog/loop (a folder inside a class)',
                        'itself (not a folder, or hidden)']
 
 
