@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import sys
 import sysconfig
 import traceback
@@ -137,8 +138,8 @@ def _parse(positional, aliases):
         words = FLAGS([_canonical(word, aliases) for word in sys.argv])[1:]
         expected = len(positional.split())
         if len(words) < expected or (len(words) > expected and not positional.endswith('...')):
-            raise flags.Error(f'got {" ".join(words) or "no arguments"}; expected '
-                              f'{positional or "--name=value"}')
+            raise flags.Error(f'got {shlex.join(words) or "no arguments"}; expected '
+                              f'{positional or "--name=value"}, quoted if it contains spaces')
         _check_values()
         return words
     except flags.UnrecognizedFlagError as error:  # Its own hint may name a flag of absl.

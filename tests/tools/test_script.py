@@ -52,8 +52,10 @@ def nothing(*_):
     ('', ['--rate=nan'], 'flag --rate=nan has no usable value'),
     ('', ['--rate=inf'], 'flag --rate=inf has no usable value'),
     ('', ['--there_dir=s3://bucket/a'], 'flag --there_dir=s3://bucket/a is a URL; expected a '),
+    ('', ['--there_dir=a', 'b'], 'got b; expected --name=value, quoted if it contains spaces'),
     ('', ['stray', '--maybe'], 'got stray --maybe; expected --name=value'),
     ('IMAGE...', [], 'got no arguments; expected IMAGE...'),
+    ('SOURCE DATA_DIR', ['a b'], "got 'a b'; expected SOURCE DATA_DIR"),
     ('SOURCE DATA_DIR', ['a', 'b', 'c'], 'got a b c; expected SOURCE DATA_DIR')])
 def test_a_wrong_command_line_is_one_line(run, positional, words, line):
     code, out, error = run(nothing, *words, positional=positional)
