@@ -102,6 +102,8 @@ def _read(folder: str, skipped: list[str]) -> Images:
             reason = 'not named like an image'
             if os.path.isdir(path):
                 reason = 'a folder inside a class'
+            elif f'{path}.png' in found:  # Of a HEIC file; see `images.paths_in`.
+                reason = 'its PNG is used'
             skipped.append(f'{path} ({reason})')
         if not found:
             skipped.append(f'{entry.path} (no images)')

@@ -119,16 +119,18 @@ def test_what_is_skipped_is_named_with_the_reason(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / 'dog' / 'broken.png').write_text('text')
+    (tmp_path / 'dog' / '9.HEIC').touch()
+    write(tmp_path / 'dog' / '9.HEIC.png')
     own, skipped = read(tmp_path)
     assert own.classes == ['cat', 'dog']
-    assert len(own.train.labels) + len(own.test.labels) == 12
+    assert len(own.train.labels) + len(own.test.labels) == 13
     broken = 'cannot be read (damaged, or in a format that Pillow does not read; for HEIC, the ' \
         'format of iPhones, see docs/usage.md)'
     assert skipped == sorted([
         *(f'{name} (not a folder, or hidden)' for name in ('.git', 'notes.txt', 'photo.png')),
         *(f'{name} (not named like an image)' for name in (
             '@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png', 'cat/list.csv')),
-        'cat/more (a folder inside a class)',
+        'cat/more (a folder inside a class)', 'dog/9.HEIC (its PNG is used)',
         *(f'{name} (no images)' for name in ('@eaDir', '__MACOSX')),
         f'cow/broken.png {broken}', f'dog/broken.png {broken}'])
 
