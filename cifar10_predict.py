@@ -77,7 +77,8 @@ def _paths(word):
     else:
         found = [word]
     if not found:
-        raise errors.UserError(f'No image in {word}')
+        raise errors.UserError(f'No image in {word}: give images, a folder that holds them, or a '
+                               "pattern such as 'photos/**/*.jpg'")
     return found
 
 

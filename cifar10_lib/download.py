@@ -62,6 +62,10 @@ def maybe_download_and_extract(url: str, data_dir: str, folder: str) -> None:
     if os.path.basename(os.path.abspath(data_dir)) == folder:
         raise errors.UserError(f'--data_dir={data_dir} is the folder of the record files; '
                                f'expected the folder that contains {folder}')
+    if os.path.exists(os.path.join(data_dir, 'dataset.json')):
+        raise errors.UserError(f'--data_dir={data_dir} holds converted images (dataset.json): use '
+                               f'classification.py --dataset={data_dir}, or choose another '
+                               '--data_dir')
     archive = os.path.join(data_dir, posixpath.basename(urllib.parse.urlsplit(url).path))
     try:
         os.makedirs(data_dir, exist_ok=True)

@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import sys
 import sysconfig
 import traceback
@@ -137,8 +138,8 @@ def _parse(positional, aliases):
         words = FLAGS([_canonical(word, aliases) for word in sys.argv])[1:]
         expected = len(positional.split())
         if len(words) < expected or (len(words) > expected and not positional.endswith('...')):
-            raise flags.Error(f'got {" ".join(words) or "no arguments"}; expected '
-                              f'{positional or "--name=value"}')
+            raise flags.Error(f'got {shlex.join(words) or "no arguments"}; expected '
+                              f'{positional or "--name=value"}, quoted if it contains spaces')
         _check_values()
         return words
     except flags.UnrecognizedFlagError as error:  # Its own hint may name a flag of absl.
@@ -152,8 +153,9 @@ def _parse(positional, aliases):
 
 
 def _canonical(word, aliases):
-    """A word of the command line, in which --max-steps is written as --max_steps."""
-    name = re.match(r'--?([\w-]+)', word)
+    """A word of the command line, in which --max-steps is written as --max_steps, and -b8 as
+    --batch_size=8."""
+    name = re.match(r'--?([\w-]+)(?==|$)', word)
     if name:
         flag = name[1].replace('-', '_')
         flag = aliases.get(flag, flag)
@@ -161,19 +163,21 @@ def _canonical(word, aliases):
             return f'--{flag}{word[name.end():]}'
         if re.sub('^no_?', '', flag) in FLAGS:
             return '--no' + re.sub('^no_?', '', flag) + word[name.end():]
+    joined = re.fullmatch(r'-(\w)([^=]+)', word)  # With "=", it is a misspelled -max_steps=8.
+    if joined and aliases.get(joined[1], joined[1]) in FLAGS:
+        return f'--{aliases.get(joined[1], joined[1])}={joined[2]}'
     return word
 
 
 def _check_values():
     """Refuses empty values, as of an unset shell variable, NaN and infinity, and URLs; expands ~ in
     paths."""
-    for name in FLAGS:
-        flag = FLAGS[name]
+    for flag in [FLAGS[name] for name in FLAGS]:
         is_number = isinstance(flag.value, float)
         if flag.present and (flag.value in ('', []) or is_number and not math.isfinite(flag.value)):
-            raise flags.Error(f'flag --{name}={flag.value} has no usable value')
-        if name.endswith('_dir') and isinstance(flag.value, str) and '://' in flag.value:
-            raise flags.Error(f'flag --{name}={flag.value} is a URL; expected a folder')
+            raise flags.Error(f'flag --{flag.name}={flag.value} has no usable value')
+        if flag.name.endswith('_dir') and isinstance(flag.value, str) and '://' in flag.value:
+            raise flags.Error(f'flag --{flag.name}={flag.value} is a URL; expected a folder')
         if isinstance(flag.value, str):
             flag.value = os.path.expanduser(flag.value)
 

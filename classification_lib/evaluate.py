@@ -43,7 +43,8 @@ def find(checkpoint_dir, best=False, data_dir=None):
     advice = 'train first, or choose another run'
     if best:
         checkpoint_dir = os.path.join(checkpoint_dir, run.BEST)
-        advice = 'train with classification.py --validate_every=1, or leave out --best'
+        advice = ('choose another run, train with classification.py --validate_every=1, or leave '
+                  'out --best')
     path = run.best_checkpoint(checkpoint_dir)
     if path is None and not best:
         path = checkpoint_dir

@@ -54,7 +54,7 @@ def read_folder(folder: str, skipped: list[str]) -> OwnImages:
     if train_folder is None or test_folder is None:
         names = [entry.name for entry in _sorted(folder) if _is_shown_folder(entry)]
         if names and {name.lower() for name in names}.issubset(_TRAINING + _TESTING):
-            raise errors.UserError(f'{folder} has {", ".join(names)}; expected {_FORM}')
+            raise errors.UserError(f'{folder} has only {", ".join(names)}; expected {_FORM}')
         by_class = _read(folder, skipped)
         classes = _names(by_class, folder)
         return OwnImages(classes, *_split_by_hash(_labelled(by_class, classes)))
@@ -98,7 +98,13 @@ def _read(folder: str, skipped: list[str]) -> Images:
             continue
         found = images.paths_in(entry.path)
         others = {inner.path for inner in os.scandir(entry.path)}.difference(found)
-        skipped += [f'{path} (not named like an image)' for path in sorted(others)]
+        for path in sorted(others):
+            reason = 'not named like an image'
+            if os.path.isdir(path):
+                reason = 'a folder inside a class'
+            elif f'{path}.png' in found:  # Of a HEIC file; see `images.paths_in`.
+                reason = 'its PNG is used'
+            skipped.append(f'{path} ({reason})')
         if not found:
             skipped.append(f'{entry.path} (no images)')
         # macOS stores é as two characters, other systems as one.

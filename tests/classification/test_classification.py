@@ -260,8 +260,8 @@ def test_a_launcher_without_mpi(monkeypatch, name):
 @pytest.mark.slow
 def test_the_example_is_interrupted_and_resumes(half_bright):
     """The published command: ResNet-23 on CIFAR-10, results in tmp.monitor. Ctrl-C saves."""
-    words = ['classification.py', '-c', 'cpu', '-n', 'cifar10_resnet23', '--context', 'cudnn', '-b',
-             '16', '-e', '1', '--with-all-reduce-callback', f'--data_dir={FLAGS.data_dir}',
+    words = ['classification.py', '-c', 'cpu', '-n', 'cifar10_resnet23', '--context', 'cudnn',
+             '-b16', '-e', '1', '--with-all-reduce-callback', f'--data_dir={FLAGS.data_dir}',
              '--log_frequency=1']
     started = spawn.start([spawn.ROOT / words[0], *words[1:], '--max_steps=100000'])
     shown = spawn.read_until(started, 'step 3, ')

@@ -90,7 +90,8 @@ def test_find(tmp_path, monkeypatch):
     with pytest.raises(errors.UserError, match='No checkpoint in .*: train first'):
         evaluate.find(folder)
     with pytest.raises(errors.UserError, match=(
-            'train with classification.py --validate_every=1, or leave out --best')):
+            '^No checkpoint in .*best: choose another run, train with classification.py '
+            '--validate_every=1, or leave out --best$')):
         evaluate.find(folder, best=True)
     first, last = save(folder, 1, step=7), save(folder, 1, step=9)
     best = save(os.path.join(folder, 'best'), 1, step=5)

@@ -63,6 +63,13 @@ def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path):
     assert sorted(os.listdir(inside)) == sorted(CONTENTS)
 
 
+def test_converted_images_are_not_the_folder_of_a_download(server, tmp_path):
+    (tmp_path / 'dataset.json').touch()
+    with pytest.raises(errors.UserError, match=f'use classification.py --dataset={tmp_path}, '):
+        fetch(tmp_path, server.url)
+    assert os.listdir(tmp_path) == ['dataset.json']
+
+
 def test_a_second_start_needs_no_network(server, tmp_path):
     """Nor does the archive without its folder. The scheme of the URL may be in capitals."""
     there = server.url.replace('http:', 'HTTP:')

@@ -99,11 +99,11 @@ def test_a_class_may_be_named_like_a_part(tmp_path):
 
 @pytest.mark.parametrize('counts, line', [
     ({'cat': 9}, f' has 1 folders with readable images; expected 2 to 256 classes: {FORM}'),
-    ({'train/cat': 2, 'train/dog': 2}, f' has train; expected {FORM}'),
+    ({'train/cat': 2, 'train/dog': 2}, f' has only train; expected {FORM}'),
     ({f'{label}': 1 for label in range(257)}, ' has 257 folders with readable images; '),
     ({'train/cat': 2, 'train/dog': 2, 'test/cow': 1}, '/test has cow, missing from '),
     # Otherwise the network would learn to tell training images from test images.
-    ({'Train': 3, 'Val': 3}, ' has Train, Val; expected ')])
+    ({'Train': 3, 'Val': 3}, ' has only Train, Val; expected ')])
 def test_folders_that_are_not_classes(tmp_path, counts, line):
     fill(tmp_path, **counts)
     with pytest.raises(errors.UserError) as error:
@@ -119,15 +119,18 @@ def test_what_is_skipped_is_named_with_the_reason(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / 'dog' / 'broken.png').write_text('text')
+    (tmp_path / 'dog' / '9.HEIC').touch()
+    write(tmp_path / 'dog' / '9.HEIC.png')
     own, skipped = read(tmp_path)
     assert own.classes == ['cat', 'dog']
-    assert len(own.train.labels) + len(own.test.labels) == 12
+    assert len(own.train.labels) + len(own.test.labels) == 13
     broken = 'cannot be read (damaged, or in a format that Pillow does not read; for HEIC, the ' \
         'format of iPhones, see docs/usage.md)'
     assert skipped == sorted([
         *(f'{name} (not a folder, or hidden)' for name in ('.git', 'notes.txt', 'photo.png')),
         *(f'{name} (not named like an image)' for name in (
-            '@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png', 'cat/list.csv', 'cat/more')),
+            '@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png', 'cat/list.csv')),
+        'cat/more (a folder inside a class)', 'dog/9.HEIC (its PNG is used)',
         *(f'{name} (no images)' for name in ('@eaDir', '__MACOSX')),
         f'cow/broken.png {broken}', f'dog/broken.png {broken}'])
 
@@ -141,7 +144,7 @@ def test_links_are_followed(tmp_path):
     (tmp_path / 'images' / 'itself').symlink_to('itself')
     own, skipped = read(tmp_path / 'images')
     assert len(own.train.labels) + len(own.test.labels) == 7
-    assert skipped == ['dog/2.png (not named like an image)', 'dog/loop (not named like an image)',
+    assert skipped == ['dog/2.png (not named like an image)', 'dog/loop (a folder inside a class)',
                        'itself (not a folder, or hidden)']
 
 

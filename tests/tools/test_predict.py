@@ -104,7 +104,7 @@ def test_a_missing_file_is_reported_before_the_table(network, pictures, capsys):
 @pytest.mark.parametrize('word', ['', '*.png'])
 def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
     (tmp_path / 'notes.txt').touch()
-    with pytest.raises(errors.UserError, match='No image in '):
+    with pytest.raises(errors.UserError, match='No image in .*: give images, '):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
 
 

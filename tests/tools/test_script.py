@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 flags.DEFINE_integer('whole_dirs', 3, 'A number, for the tests.', lower_bound=1)
 flags.DEFINE_string('there_dir', '/there', 'A folder, for the tests.')
 flags.DEFINE_list('some', 'a,b', 'Names, for the tests.')
-flags.DEFINE_float('rate', 0.5, 'A rate, for the tests.')
+flags.DEFINE_float('rate', 0.5, 'A rate, for the tests.', short_name='r')
 flags.DEFINE_boolean('maybe', False, 'A choice, for the tests.')
 flags.DEFINE_boolean('keep_dir', True, 'A choice whose name ends like that of a folder.')
 FLAGS = flags.FLAGS
@@ -24,10 +24,10 @@ FLAGS = flags.FLAGS
 def run(monkeypatch, capsys):
     """A function that runs a `main` as a script does, with the words of the command line: its exit
     code and what it wrote to both streams."""
-    def run_(main, *words, positional=''):
+    def run_(main, *words, **options):
         monkeypatch.setattr('sys.argv', ['/here/script.py', *words])
         with pytest.raises(SystemExit) as ended, flagsaver.flagsaver():
-            script.run(main, positional)
+            script.run(main, **options)
         return (ended.value.code, *capsys.readouterr())
 
     handler, environment = signal.getsignal(signal.SIGINT), dict(os.environ)
@@ -52,8 +52,10 @@ def nothing(*_):
     ('', ['--rate=nan'], 'flag --rate=nan has no usable value'),
     ('', ['--rate=inf'], 'flag --rate=inf has no usable value'),
     ('', ['--there_dir=s3://bucket/a'], 'flag --there_dir=s3://bucket/a is a URL; expected a '),
+    ('', ['--there_dir=a', 'b'], 'got b; expected --name=value, quoted if it contains spaces'),
     ('', ['stray', '--maybe'], 'got stray --maybe; expected --name=value'),
     ('IMAGE...', [], 'got no arguments; expected IMAGE...'),
+    ('SOURCE DATA_DIR', ['a b'], "got 'a b'; expected SOURCE DATA_DIR"),
     ('SOURCE DATA_DIR', ['a', 'b', 'c'], 'got a b c; expected SOURCE DATA_DIR')])
 def test_a_wrong_command_line_is_one_line(run, positional, words, line):
     code, out, error = run(nothing, *words, positional=positional)
@@ -78,6 +80,18 @@ def test_dashes_and_hints(run):
     assert run(lambda: print(FLAGS.batch_size), '--batch-size', '4')[1] == '4\n'
     assert 'Did you mean: batch_size?' in run(nothing, '--batch_sise=3')[2]
     assert 'Did you mean' not in run(nothing, '--test_random_sed=3')[2]
+
+
+@pytest.mark.parametrize('words', [['-r8'], ['-r', '8'], ['-r=8'], ['--rate=8']])
+def test_a_short_flag_and_its_value_in_one_word(run, words):
+    assert run(lambda: print(FLAGS.rate), *words)[1] == '8.0\n'
+
+
+@pytest.mark.parametrize('word, folder', [('-t/a-b', '/a-b'), ('-tdata', 'data')])
+def test_a_short_alias_and_a_path_in_one_word(run, word, folder):
+    aliases = {'t': 'there_dir'}
+    assert run(lambda: print(FLAGS.there_dir), word, aliases=aliases)[1] == f'{folder}\n'
+    assert "flag 'ther_dir'" in run(nothing, '-ther_dir=a', aliases=aliases)[2]
 
 
 # ---- How a script ends

@@ -102,6 +102,13 @@ def test_without_a_checkpoint(half_bright):
         cifar10_eval.main()
 
 
+def test_a_run_of_classification_needs_no_download(half_bright, tmp_path):
+    (tmp_path / 'run.json').touch()
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path), data_dir=f'{tmp_path}/none'), \
+            pytest.raises(errors.UserError, match='use classification.py --evaluate --train_dir='):
+        cifar10_eval.main()
+
+
 @pytest.mark.slow
 def test_it_waits_for_checkpoints_and_takes_each_once(half_bright):
     """The evaluation starts in an empty folder; then training starts, resumes, and starts over."""
