@@ -9,7 +9,7 @@ class Synchrony(NamedTuple):
     """How to normalise over the batches of several workers."""
 
     workers: int  # Their number.
-    mean: Callable  # float32 [n] -> its mean over workers, with the gradient of that.
+    new_mean: Callable  # () -> a function, float32 [n] -> its mean over workers, for one use.
 
 
 def batch_norm(net, gamma, beta, training, momentum, epsilon, synchrony=None):
@@ -44,16 +44,44 @@ def batch_norm(net, gamma, beta, training, momentum, epsilon, synchrony=None):
     if synchrony is None:
         net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=epsilon)
     else:
-        values = tf.cast(net, tf.float32)
-        moments = synchrony.mean(tf.concat([
-            tf.reduce_mean(values, [0, 1, 2]), tf.reduce_mean(tf.square(values), [0, 1, 2])], 0))
-        mean, square = tf.split(moments, 2)
-        variance = tf.maximum(square - tf.square(mean), 0.0)  # Below 0 only by rounding.
-        net = tf.cast(tf.nn.batch_normalization(values, mean, variance, beta, gamma, epsilon),
-                      net.dtype)
-        count = tf.cast(synchrony.workers * tf.size(values[..., 0]), tf.float32)
-        statistics = [mean, variance * count / (count - 1)]
+        net, *statistics = _over_workers(net, gamma, beta, epsilon, synchrony)
     for variable, old, new in zip(moving, before, statistics):
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, variable.assign_sub(
             (1 - momentum) * (old - new), read_value=False))
     return net
+
+
+def _over_workers(net, gamma, beta, epsilon, synchrony):
+    """As `tf.nn.fused_batch_norm`, over the batches of all workers: the normalised net, the mean
+    and the unbiased variance."""
+    mean_of_moments, mean_of_sums = synchrony.new_mean(), synchrony.new_mean()
+    count = tf.cast(tf.reduce_prod(tf.shape(net)[:-1]), tf.float32)  # Of this worker's values.
+    _, mean, variance = tf.nn.fused_batch_norm(
+        net, tf.ones_like(gamma), tf.zeros_like(beta), epsilon=epsilon)
+    square = variance * (count - 1) / count + tf.square(mean)
+    mean, square = tf.split(mean_of_moments(tf.concat([mean, square], 0)), 2)
+    variance = tf.maximum(square - tf.square(mean), 0.0)  # Below 0 only by rounding.
+
+    @tf.custom_gradient
+    def normalise(net, gamma, beta):
+        def gradient(upstream):
+            # With mean and variance as constants, and then what depends on them: the formulas of
+            # the paper's section 3. A worker's loss depends on the values of all workers, and their
+            # gradients are averaged afterwards: so these are means over workers, too.
+            constant = tf.raw_ops.FusedBatchNormGradV3(
+                y_backprop=upstream, x=net, scale=gamma, reserve_space_1=mean,
+                reserve_space_2=variance, reserve_space_3=[], epsilon=epsilon, is_training=False)
+            sums = tf.concat([constant.scale_backprop, constant.offset_backprop], 0)
+            of_gamma, of_beta = tf.split(mean_of_sums(sums / count), 2)
+            factor = -gamma * tf.rsqrt(variance + epsilon)
+            rest, *_ = tf.nn.fused_batch_norm(net, factor * of_gamma, factor * of_beta, mean,
+                                              variance, epsilon, is_training=False)
+            return (constant.x_backprop + rest, constant.scale_backprop,
+                    constant.offset_backprop)
+
+        normalised, *_ = tf.nn.fused_batch_norm(
+            net, gamma, beta, mean, variance, epsilon, is_training=False)
+        return normalised, gradient
+
+    total = count * synchrony.workers
+    return normalise(net, gamma, beta), mean, variance * total / (total - 1)

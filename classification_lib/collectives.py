@@ -17,10 +17,10 @@ import tensorflow.compat.v1 as tf
 BUCKET_BYTES = 4 << 20
 
 # Operations that belong together have the same group and instance keys on all workers: _BUCKETS + k
-# is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name, and each
-# batch norm has two. A group has devices of only one kind.
+# is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name, _VECTORS + k
+# that of the k-th small vector. A group has devices of only one kind.
 _CPUS, _GPUS = 1, 3
-_BUCKETS, _BROADCAST, _BATCH_NORMS, _VALUES = 100, 10**6, 2 * 10**6, 3 * 10**6
+_BUCKETS, _BROADCAST, _VECTORS = 100, 10**6, 2 * 10**6
 
 
 def mean_gradients(grads, size, on_gpu=False, overlap=True):
@@ -78,27 +78,10 @@ def buckets(grads, bucket_bytes):
     return result
 
 
-def batch_norm_mean(vector, size, number):
-    """Mean of a vector over workers, float32 [n], for the `number`-th batch norm of a graph.
-
-    Its gradient is the mean over workers of the gradient: each worker's loss depends on the vectors
-    of all, and the gradients of the variables are averaged afterwards.
+def mean(vector, size, number):
+    """Mean of a vector over workers, float32 [n], on the CPU, for the `number`-th one of a process.
     """
-    @tf.custom_gradient
-    def mean(own):
-        def gradient(upstream):
-            return _reduce_mean(upstream, size, _BATCH_NORMS + 2 * number + 1)
-        return _reduce_mean(own, size, _BATCH_NORMS + 2 * number), gradient
-    return mean(vector)
-
-
-def means(values, size, number):
-    """Means of numbers [] over workers, float32 [] each, for the `number`-th call in a graph.
-
-    On the CPU, since they are small.
-    """
-    stacked = tf.stack([tf.cast(value, tf.float32) for value in values])
-    return tf.unstack(_reduce_mean(stacked, size, _VALUES + number))
+    return _reduce_mean(vector, size, _VECTORS + number)
 
 
 def broadcast(variables, rank, size):

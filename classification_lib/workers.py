@@ -8,6 +8,7 @@ starts the workers, lets them meet and compare, and ends them together; without 
 them. TensorFlow's servers and collective operations carry the gradients.
 """
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -60,7 +61,7 @@ class Worker:
         self.rank, self.size = meeting.rank, meeting.size
         self._server: _Server | None = None  # Alone, a worker needs none.
         self._on_gpu = False
-        self._numbers = itertools.count()  # Of `means` in the graph.
+        self._numbers = itertools.count()  # Of the vectors that are averaged.
 
     @property
     def is_chief(self) -> bool:
@@ -113,15 +114,18 @@ class Worker:
         """How batch norms of one graph normalise over the batches of all workers, if `wanted`."""
         if not wanted or self.size == 1:
             return None
-        numbers = itertools.count()
-        return batch_norm.Synchrony(self.size, lambda vector: collectives.batch_norm_mean(
-            vector, self.size, next(numbers)))
+        return batch_norm.Synchrony(self.size, self._new_mean)
 
     def means(self, values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Means over all workers of numbers [], float32 []."""
         if self.size == 1:
             return values
-        return collectives.means(values, self.size, next(self._numbers))
+        numbers = tf.stack([tf.cast(value, tf.float32) for value in values])
+        return tf.unstack(self._new_mean()(numbers))
+
+    def _new_mean(self):
+        """A function that averages one vector over workers, float32 [n]."""
+        return functools.partial(collectives.mean, size=self.size, number=next(self._numbers))
 
     def sharing(self, variables: Sequence[tf.Variable]) -> tf.Operation:
         """An operation for `share`, which gives all workers worker 0's values of variables."""

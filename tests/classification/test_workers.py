@@ -230,15 +230,15 @@ def test_tf_config_of_one_task_is_a_process_alone(monkeypatch):
         assert (worker.rank, worker.size, worker.is_chief) == (0, 1, True)
 
 
-@pytest.mark.parametrize('net', ['resnet23', 'airbench94'])
-def test_batch_norm_over_all_workers(tmp_path, net):
+@pytest.mark.parametrize('net, rate', [('resnet23', 1e-4), ('airbench94', 1e-2)])
+def test_batch_norm_over_all_workers(tmp_path, net, rate):
     """With it, two workers make the steps of one with both batches: losses, weights and moving
     statistics, up to rounding. Without it, they do not."""
     program = pathlib.Path(__file__).with_name('whole_batch.py')
-    done = spawn.fork([program, tmp_path / 'one.npz', net, '0'])
+    done = spawn.fork([program, tmp_path / 'one.npz', net, rate, '0'])
     assert done.returncode == 0, done.stderr
     for sync in '10':
-        with mpi.running(2, program, tmp_path / f'two{sync}.npz', net, sync) as job:
+        with mpi.running(2, program, tmp_path / f'two{sync}.npz', net, rate, sync) as job:
             job.ended(0)
     one, *others = (np.load(tmp_path / f'{name}.npz') for name in ('one', 'two1', 'two0'))
     norms = {name: np.linalg.norm(one[name]) for name in one}

@@ -1,6 +1,6 @@
 """Six steps on 32 fixed images, by one worker or by several, each on its part.
 
-    mpirun -n 2 python whole_batch.py FILE NET SYNC
+    mpirun -n 2 python whole_batch.py FILE NET RATE SYNC
 
 Worker 0 writes the losses and all variables to the .npz FILE; SYNC is 1 for `--sync_bn`.
 """
@@ -19,7 +19,7 @@ import cifar10  # noqa: E402
 
 
 def main(words):
-    path, net, sync = words
+    path, net, rate, sync = words
     with workers.joined(step_timeout=300.0) as worker:
         random = np.random.RandomState(0)
         images = random.randint(0, 256, [32, 32, 32, 3]).astype(np.float32)
@@ -30,7 +30,7 @@ def main(words):
         logits = recipe.inference(tf.constant(images[own]), 10, True, tf.float32,
                                   worker.synchrony(sync == '1'))
         loss = recipe.loss(logits, tf.constant(labels[own]))
-        opt = tf.train.GradientDescentOptimizer(1e-4)
+        opt = tf.train.GradientDescentOptimizer(float(rate))
         grads = worker.mean_gradients(opt.compute_gradients(loss))
         mean_loss, = worker.means([loss])
         train_op = cifar10.update(opt, grads, tf.train.get_or_create_global_step(), averages=False)
@@ -50,4 +50,4 @@ def main(words):
 
 
 if __name__ == '__main__':
-    script.run(main, 'FILE NET SYNC')
+    script.run(main, 'FILE NET RATE SYNC')
