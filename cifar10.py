@@ -346,7 +346,7 @@ def update(opt, grads, global_step, *, averages=True):
     if not averages:
         return tf.group(apply_gradient_op, *update_ops)
     with tf.control_dependencies([apply_gradient_op, *update_ops]):
-        # float64, because Grappler moves a cast to a smaller type in front of what it waits for.
+        # Not float32: TensorFlow's graph optimiser runs a cast to a smaller type without the wait.
         num_updates = tf.cast(global_step.read_value(), tf.float64)
         variable_averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY, num_updates)
         return variable_averages.apply(

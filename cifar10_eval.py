@@ -70,7 +70,7 @@ def eval_once(saver, summary_writer, top_k_op, summary_op):
 def evaluate():
     """Evaluates the latest checkpoint once, or every --eval_interval_secs if it is a new one."""
     with tf.Graph().as_default() as g:
-        tf.set_random_seed(1)  # For TF_DETERMINISTIC_OPS. Initial values are replaced.
+        tf.set_random_seed(1)  # TF_DETERMINISTIC_OPS=1 requires one. It changes nothing here.
 
         # Images and labels of the test set, or of the training set without distortions.
         images, labels = cifar10.inputs(eval_data=FLAGS.eval_data == 'test')

@@ -1,6 +1,4 @@
 """A placeholder gets its value from the caller of `session.run`."""
-import re
-
 import tensorflow.compat.v1 as tf
 
 tf.disable_v2_behavior()
@@ -14,4 +12,4 @@ with tf.Graph().as_default(), tf.Session() as session:
     try:
         session.run(total)
     except tf.errors.InvalidArgumentError as error:
-        print(re.search('You must feed a value[^\n]*', error.message).group())
+        print(*[line for line in error.message.split('\n') if line.startswith('You must')])

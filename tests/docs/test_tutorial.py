@@ -77,14 +77,22 @@ def solved(folder, *numbers):
             if block['language'] == 'diff':
                 for path, hunks in re.findall(r'^# (\S+)\n(.*?)(?=^# |\Z)', block['code'],
                                               re.MULTILINE | re.DOTALL):
-                    edits.setdefault(path, {}).update(map(_old_and_new, hunks.split('...\n')))
+                    edits.setdefault(path, {}).update(
+                        _old_and_new(hunk, path) for hunk in re.split(r'^\.\.\.\n', hunks,
+                                                                      flags=re.MULTILINE))
     return copies.copy_with(folder / 'project', edits)
 
 
-def _old_and_new(hunk):
-    """The lines of a diff with a space or a minus, and those with a space or a plus."""
+def _old_and_new(hunk, path):
+    """The lines of a diff with a space or a minus, and those with a space or a plus. `-    ...`
+    stands for all lines of the file between its neighbours."""
     lines = hunk.splitlines(keepends=True)
-    return tuple(''.join(line[1:] for line in lines if line[0] in (' ', sign)) for sign in '-+')
+    old, new = (''.join(line[1:] for line in lines if line[0] in (' ', sign)) for sign in '-+')
+    start, left_out, end = old.partition('    ...\n')
+    if left_out:
+        text = (spawn.ROOT / path).read_text()
+        old = start + text.partition(start)[2].partition(end)[0] + end
+    return old, new
 
 
 def predicted(import_, tmp_path, capsys):
