@@ -57,6 +57,7 @@ import IPython.display
 import PIL.Image
 
 tf.disable_v2_behavior()
+tf.logging.set_verbosity(tf.logging.ERROR)  # Queues are deprecated.
 
 
 def show(path):

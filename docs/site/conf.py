@@ -17,6 +17,9 @@ include_patterns = ['README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'docs/*.md',
                     'docs/tutorial_notebook.ipynb', 'docs/site/index.md']
 html_theme = 'furo'  # Search, contents, a dark mode, and pages that fit a phone.
 html_title = project
+html_show_copyright = False
+html_static_path = ['static']
+html_css_files = ['flags.css']
 
 nb_execution_mode = 'off'  # docs/notebook.py executes the notebook.
 myst_enable_extensions = ['attrs_inline']
