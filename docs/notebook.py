@@ -56,8 +56,8 @@ import tensorflow.compat.v1 as tf
 import IPython.display
 import PIL.Image
 
-tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)  # Queues are deprecated.
+tf.disable_v2_behavior()
 
 
 def show(path):
