@@ -303,7 +303,7 @@ def make_steps(worker, settings, first_step, graph, stop, opened, results):
             is_chief=worker.is_chief, checkpoint_dir=opened, stop=stop,
             hooks=[tf.train.StopAtStepHook(last_step=settings.max_steps),
                    tf.train.NanTensorHook(graph.figures['training_loss'])],
-            # One of the validation would read validation images in a training step.
+            # Not those of the validation, which would read its images in a training step.
             scaffold=tf.train.Scaffold(summary_op=tf.summary.merge_all(scope='(?!validation/)'),
                                        **checkpoints.scaffold_options(graph.starting_values)),
             save_checkpoint_steps=FLAGS.save_checkpoint_steps,
