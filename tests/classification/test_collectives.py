@@ -1,6 +1,7 @@
 """The graphs of the collective operations; test_workers.py runs them."""
 from classification_lib import collectives
 
+import pytest
 import tensorflow.compat.v1 as tf
 
 
@@ -33,6 +34,12 @@ def test_a_bucket_ends_at_a_layer():
         ['one/weights'], ['one/biases'], ['two/biases'], ['two/weights']]
 
 
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Buckets of 25 numbers."""
+    monkeypatch.setattr(collectives, 'BUCKET_BYTES', 100)
+
+
 def reductions():
     return [op for op in tf.get_default_graph().get_operations()
             if op.type == 'CollectiveReduceV2']
@@ -50,9 +57,9 @@ def waits_for(op):
     return found
 
 
-def test_the_last_layers_come_first_and_overlap_with_the_others():
+def test_the_last_layers_come_first_and_overlap_with_the_others(small_buckets):
     grads = gradients(a=13, b=99, c=7)
-    means = collectives.mean_gradients([*grads, (None, tf.get_variable('d', [5]))], 2, 100)
+    means = collectives.mean_gradients([*grads, (None, tf.get_variable('d', [5]))], 2)
     assert [variable.op.name for _, variable in means] == ['a', 'b', 'c']
     first, second, third = reductions()
     assert [each.inputs[0].shape.as_list() for each in (first, second, third)] == [[7], [99], [13]]
@@ -61,16 +68,17 @@ def test_the_last_layers_come_first_and_overlap_with_the_others():
     assert first.name not in waits_for(second)
 
 
-def test_without_overlap_they_wait_for_the_whole_backward_pass():
+def test_without_overlap_they_wait_for_the_whole_backward_pass(small_buckets):
     grads = gradients(a=13, b=99, c=7)
-    collectives.mean_gradients(grads, 2, 100, overlap=False)
+    collectives.mean_gradients(grads, 2, overlap=False)
+    assert len(reductions()) == 3
     for each in reductions():
         assert {gradient.op.name for gradient, _ in grads} <= waits_for(each)
 
 
-def test_on_gpus_buckets_go_one_after_another():
+def test_on_gpus_buckets_go_one_after_another(small_buckets):
     """Otherwise, two workers whose GPUs take them in different orders would wait forever."""
-    collectives.mean_gradients(gradients(a=13, b=99, c=7), 2, 100, on_gpu=True)
+    collectives.mean_gradients(gradients(a=13, b=99, c=7), 2, on_gpu=True)
     first, second, third = reductions()
     assert first.name in waits_for(second)
     assert second.name in waits_for(third)

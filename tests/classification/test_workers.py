@@ -230,7 +230,7 @@ def test_tf_config_of_one_task_is_a_process_alone(monkeypatch):
         assert (worker.rank, worker.size, worker.is_chief) == (0, 1, True)
 
 
-@pytest.mark.parametrize('net, rate', [('resnet23', 1e-4), ('airbench94', 1e-2)])
+@pytest.mark.parametrize('net, rate', [('resnet23', '1e-4'), ('airbench94', '1e-2')])
 def test_batch_norm_over_all_workers(tmp_path, net, rate):
     """With it, two workers make the steps of one with both batches: losses, weights and moving
     statistics, up to rounding. Without it, they do not."""
