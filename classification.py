@@ -168,14 +168,12 @@ def chosen_settings(earlier, seed, workers):
     chosen = {field.name: FLAGS[field.name].value for field in dataclasses.fields(run.Settings)
               if field.name in FLAGS}
     chosen |= {
-        'net': recipe.name, 'dataset': data_set.name, 'classes': data_set.classes,
+        'net': recipe.name, 'dataset': data_set.flag, 'classes': data_set.classes,
         'data_dir': os.path.abspath(FLAGS.data_dir), 'training_images': training.count(),
         'images_checksum': records.checksum(data_set, folder, FLAGS.validate_on),
         'workers': workers}
     if earlier:  # Later, a start has no effect.
         chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
-    if os.path.isabs(data_set.folder):  # The user's own.
-        chosen['dataset'] = data_set.folder
     if FLAGS.max_steps is None:
         chosen['max_steps'] = max(1, round(
             FLAGS.epochs * training.count() / (FLAGS.batch_size * workers)))

@@ -29,7 +29,7 @@ LABEL = -IMAGE_BYTES - 1  # Index of the label in a record.
 class DataSet:
     """Where the files of a data set are, what they hold, and where to download them."""
 
-    name: str  # The value of --dataset; of a user's own set, only a name.
+    name: str
     folder: str  # Relative to the data folder, or absolute for a user's own set.
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]
@@ -37,6 +37,13 @@ class DataSet:
     record_bytes: int = 1 + IMAGE_BYTES  # The pixels are last, and before them is the label.
     # Of the archive; empty for a user's own set. For CIFAR-10, `cifar10.DATA_URL` counts.
     url: str = ''
+
+    @property
+    def flag(self) -> str:
+        """The value of --dataset: the name, or the folder of a user's own set."""
+        if os.path.isabs(self.folder):
+            return self.folder
+        return self.name
 
     @property
     def files(self) -> tuple[str, ...]:
