@@ -164,8 +164,10 @@ def _canonical(word, aliases):
         if re.sub('^no_?', '', flag) in FLAGS:
             return '--no' + re.sub('^no_?', '', flag) + word[name.end():]
     joined = re.fullmatch(r'-(\w)([^=]+)', word)  # With "=", it is a misspelled -max_steps=8.
-    if joined and aliases.get(joined[1], joined[1]) in FLAGS:
-        return f'--{aliases.get(joined[1], joined[1])}={joined[2]}'
+    if joined:
+        flag = aliases.get(joined[1], joined[1])
+        if flag in FLAGS:
+            return f'--{flag}={joined[2]}'
     return word
 
 

@@ -42,6 +42,10 @@ _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones to
 Grads = Sequence[tuple[tf.Tensor | None, tf.Variable]]
 
 
+class WorkersDiffer(errors.UserError):
+    """A value differs between workers, which all of them notice."""
+
+
 class Alone:
     """How a worker without others meets them; `mpi.Meeting` says what these are."""
 
@@ -87,16 +91,14 @@ class Worker:
     def compare(self, facts: Mapping[str, Any]) -> None:
         """Compares JSON values by name, and the project's code, with those of all other workers.
 
-        Raises `errors.UserError`, which names the first worker and value that differ.
+        Raises `WorkersDiffer`, which names the first worker and value that differ.
         """
         own = {**facts, **_code(), 'the version of TensorFlow': tf.version.VERSION}
         first, *others = self._meeting.gather(own)
         for name, other in zip(self._meeting.names[1:], others):
             for fact in {**first, **other}:
                 if other.get(fact) != first.get(fact):
-                    if self._meeting.share_a_console and not self.is_chief:
-                        self._meeting.gather(None)  # Until worker 0 has printed it, and ends all.
-                    raise errors.UserError(
+                    raise WorkersDiffer(
                         f'{name} differs from worker 0: {fact} is {other.get(fact)}, not '
                         f'{first.get(fact)}. Start all workers with the same code, data and flags')
 
@@ -187,9 +189,10 @@ def joined(step_timeout: float, interface: str | None = None) -> Iterator[Worker
             yield worker
             meeting.gather(None)  # Worker 0 has saved the last step.
     except BaseException as error:
-        is_noticed_by_all = isinstance(error, tf.train.NanLossDuringTrainingError)
+        is_noticed_by_all = isinstance(
+            error, (WorkersDiffer, tf.train.NanLossDuringTrainingError))
         if is_noticed_by_all and meeting.share_a_console and not worker.is_chief:
-            meeting.gather(None)  # Until worker 0 has explained it, and ends all.
+            meeting.gather(None)  # Until worker 0 has printed it, and ends all.
         meeting.abort(error)
         raise
 

@@ -83,8 +83,8 @@ def test_a_run_of_classification(tmp_path, net, capsys):
 @pytest.mark.parametrize('options, words', [
     ({'export_dir': None}, '--export_dir is missing: choose a new folder'),
     ({'checkpoint_dir': '/nonexistent'}, 'No checkpoint in /nonexistent: train first'),
-    ({'best': True}, 'train/best: choose another run, train with classification.py .* or leave out '
-     '--best')])
+    ({'best': True}, 'train/best: choose another run, train with classification.py '
+     '--validate_every=1, or leave out --best')])
 def test_mistakes(tmp_path, options, words):
     plain.save_checkpoint(tmp_path / 'train')
     given = {'checkpoint_dir': str(tmp_path / 'train'), 'export_dir': str(tmp_path / 'model' / '1')}
