@@ -135,7 +135,7 @@ def train(worker):
         results = run.NoResults()
         if worker.is_chief:
             if opened.restart:  # Only now: a wrong flag has removed nothing.
-                opened.remove_files()
+                run.remove_files(opened.folder)
             run.write(FLAGS.train_dir, settings)  # Before the first checkpoint.
             results = run.Results(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
         make_steps(worker, settings, first_step, graph, stop, opened, results)

@@ -18,11 +18,10 @@ _SIGNALS = [getattr(signal, name) for name in (
     'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1', 'SIGBREAK') if hasattr(signal, name)]
 _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
 
-# Files of a run, unfinished ones included, that `remove_run` removes from the folder and its best/.
-_OWN_FILES = re.compile(
-    r'(checkpoint|graph\.pbtxt|run\.json|metrics\.csv|params\.h5|error\.json'
-    r'|events\.out\.tfevents\..*|model\.ckpt-(again-)?\d+(\.index|\.meta|\.data-\d{5}-of-\d{5})?)'
-    rf'({files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)?')
+# What TensorFlow writes while it trains; and what the name of an unfinished file ends with.
+_FILES = (r'checkpoint|graph\.pbtxt|events\.out\.tfevents\..*'
+          r'|model\.ckpt-(again-)?\d+(\.index|\.meta|\.data-\d{5}-of-\d{5})?')
+_UNFINISHED = rf'{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+'
 _LOSS_AVERAGE = '/avg'  # Ends the name of a loss's moving average. Old checkpoints lack some.
 
 
@@ -43,15 +42,6 @@ class Run:
             self.found = checkpoints.newest(folder)
         if self.found:
             self.step = checkpoints.step(self.found)
-
-    def remove_files(self):
-        """Removes the files of earlier starts; files of others stay."""
-        tf.summary.FileWriterCache.clear()  # Of an earlier session of this process.
-        for place in (self.folder, os.path.join(self.folder, 'best')):
-            if os.path.isdir(place):
-                for entry in list(os.scandir(place)):
-                    if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir():
-                        os.remove(entry.path)
 
 
 class StopSignal:
@@ -79,12 +69,25 @@ def opened(folder, restart=False):
 
 
 def remove_run(folder):
-    """Removes the files of a run from its folder, to start over; files of others stay.
+    """Removes the files of a run from its folder, to start over; other files stay.
 
-    Raises `errors.UserError` if another process trains there.
+    Raises `errors.UserError` if another process trains there, or it is a run of classification.py.
     """
     with opened(folder, restart=True) as run:
-        run.remove_files()
+        checkpoints.refuse_other_program(run.folder, 'classification.py --restart')
+        remove_files(run.folder)
+
+
+def remove_files(folder, *names):
+    """Removes checkpoints, event files and the graph from a folder, and the files of these names.
+
+    Other files stay.
+    """
+    tf.summary.FileWriterCache.clear()  # Of an earlier session of this process.
+    pattern = re.compile(f'({"|".join([_FILES, *map(re.escape, names)])})({_UNFINISHED})?')
+    for entry in list(os.scandir(folder)):
+        if pattern.fullmatch(entry.name) and not entry.is_dir():
+            os.remove(entry.path)
 
 
 @contextlib.contextmanager

@@ -151,6 +151,13 @@ def earlier(opened: session.Run) -> dict[str, Any]:
     return found
 
 
+def remove_files(folder: str) -> None:
+    """Removes the files of a run from its folder, to start over; other files stay."""
+    for place in (folder, os.path.join(folder, BEST)):
+        if os.path.isdir(place):
+            session.remove_files(place, FILE, METRICS, PARAMETERS)
+
+
 def write(folder: str, settings: Settings, **more: Any) -> None:
     """Writes `run.json`, all or nothing; `more` has other JSON values by name."""
     content = {**dataclasses.asdict(settings), 'tensorflow': tf.version.VERSION,

@@ -74,10 +74,13 @@ def test_the_files_of_a_run(capsys):
 def test_restart(tmp_path):
     folder = ran(epochs=2.0)
     (folder / 'notes.txt').write_text('mine')
-    (folder / 'best' / 'model.ckpt-again-5.index').write_text('')  # Of a step made again.
+    (folder / 'best' / 'notes.txt').write_text('mine')
+    for name in ('best/model.ckpt-again-5.index', 'metrics.csv.0123456789abcdef.part'):
+        (folder / name).write_text('')  # Of a step made again; of a start that was killed.
     ran(max_steps=3, restart=True, validate_every=0, batch_size=8)
     assert [row['step'] for row in rows(folder)] == [2, 3]
-    assert not list((folder / 'best').iterdir())
+    assert [path.name for path in (folder / 'best').iterdir()] == ['notes.txt']
+    assert not list(folder.glob('*.part'))
     assert values(folder)['global_step'] == 3
     assert (folder / 'notes.txt').read_text() == 'mine'
     # The new run has a best checkpoint of its own, although its error is higher.

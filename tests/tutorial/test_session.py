@@ -243,6 +243,8 @@ def test_a_run_of_the_other_program(tmp_path):
             rf'^{tmp_path} holds a run of classification.py \(run.json\): use classification.py '
             rf'--train_dir={tmp_path}$')):
         counting.train(tmp_path, 5)
+    with pytest.raises(errors.UserError, match=r'use classification.py --restart --train_dir=/'):
+        counting.train(tmp_path, 5, restart=True)
     with session.opened(tmp_path) as run:
         counting.train(run, 5)
     assert counting.latest(tmp_path) == 5
@@ -280,11 +282,9 @@ def test_variables_that_share_their_initial_value(tmp_path):
 
 
 OTHERS = ['notes.txt', 'model.ckpt-best', 'my.events.out', 'best/mine', 'checkpoint.txt',
-          'model.ckpt-3.h5', 'sub/model.ckpt-3.index', 'metrics.csv.bak', 'graph.pbtxt.old']
-OWN = ['run.json', 'metrics.csv', 'params.h5', 'events.out.tfevents.1.host.2', 'graph.pbtxt',
-       'model.ckpt-7', 'model.ckpt-77.meta', 'best/model.ckpt-3.index', 'best/checkpoint',
-       'model.ckpt-5.index.tempstate1234', 'checkpoint.tmp0123456789abcdef0123456789abcdef',
-       'metrics.csv.0123456789abcdef.part']
+          'model.ckpt-3.h5', 'sub/model.ckpt-3.index', 'metrics.csv', 'graph.pbtxt.old']
+OWN = ['events.out.tfevents.1.host.2', 'graph.pbtxt', 'model.ckpt-7', 'model.ckpt-77.meta',
+       'model.ckpt-5.index.tempstate1234', 'checkpoint.tmp0123456789abcdef0123456789abcdef']
 
 
 def test_restart_removes_the_runs_own_files_and_nothing_else(tmp_path):
