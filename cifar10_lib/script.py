@@ -126,12 +126,17 @@ def _own_flags():
             if module.startswith('cifar10') or module == sys.argv[0]}
 
 
+def _show_help():
+    """Prints the script's docstring and its flags."""
+    print(sys.modules['__main__'].__doc__ or '')  # `python -OO` removes it.
+    for module in _own_flags():
+        print(FLAGS.module_help(module), flush=True)
+
+
 def _parse(positional, aliases):
-    """Parses the flags, and returns the positional arguments; see `run`."""
+    """Parses the flags, and returns the positional arguments; see `run`. Exits after --help."""
     if {'--help', '-help', '-h', '--helpshort'}.intersection(sys.argv[1:]):
-        print(sys.modules['__main__'].__doc__ or '')  # `python -OO` removes it.
-        for module in _own_flags():
-            print(FLAGS.module_help(module), flush=True)
+        _show_help()
         sys.exit(0)
     FLAGS.set_gnu_getopt(bool(positional))
     try:
