@@ -19,7 +19,7 @@ PAGE = (spawn.ROOT / 'docs/differences.md').read_text()
 # The test of each row of the table, by the first words of the row.
 TESTS = {
     'deletes `--train_dir`': 'test_resumes_exactly_and_stops_exactly',
-    'multi-GPU script counts': 'test_values_are_converted_and_new_averages_of_losses_start_at_zero',
+    'multi-GPU script counts': 'test_training_resumes',
     'moving averages': 'test_the_update_and_the_average_by_hand',
     'multi-GPU script runs': 'test_a_run_on_two_towers',
     'multi-GPU script prints': 'test_the_loss_of_a_step_is_the_mean_of_the_towers',

@@ -12,18 +12,6 @@ import cifar10_input
 Running = tf.train.SingularMonitoredSession
 
 
-def write_set(folder, train=(1, 1, 1, 1, 1), test=1):
-    """Writes CIFAR-10's files with these numbers of records of noise.
-
-    Returns the records of the training set and of the test set, both uint8 [count, 3073].
-    """
-    names = [*(f'data_batch_{i}.bin' for i in range(1, 6)), 'test_batch.bin']
-    for seed, (name, count) in enumerate(zip(names, [*train, test])):
-        record_files.write(folder / name, record_files.noise(count, seed))
-    files = [np.fromfile(folder / name, np.uint8).reshape(-1, 3073) for name in names]
-    return np.concatenate(files[:5]), files[5]
-
-
 def test_three_records(tmp_path):
     """One record per run, with its label and the colours of each pixel; then the end."""
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
@@ -90,14 +78,17 @@ def test_images_of_one_colour_are_distorted_to_zeros():
     np.testing.assert_allclose(found, 0, atol=5e-3)  # Rounding of 100, times 1 / the bound.
 
 
-@pytest.mark.parametrize('eval_data, batch_size, train, test', [
-    (False, 7, (10, 3, 1, 0, 7), 1), (True, 8, (1, 1, 1, 1, 1), 3),
-    (True, 128, (1, 1, 1, 1, 1), 1025)])
-def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data, batch_size, train, test):
+@pytest.mark.parametrize('eval_data, batch_size, counts', [
+    (False, 7, (10, 3, 1, 0, 7)), (True, 8, (3,)), (True, 128, (1025,))])
+def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data, batch_size, counts):
     """Records in one file, or in five that end within a batch; then again from the first. A read
     takes at most 512 records."""
-    training, testing = write_set(tmp_path, train, test)
-    expected = testing if eval_data else training
+    paths = [tmp_path / 'test_batch.bin']
+    if not eval_data:
+        paths = [tmp_path / f'data_batch_{number}.bin' for number in range(1, 6)]
+    for path, count in zip(paths, counts):
+        record_files.write(path, record_files.noise(count, seed=count))
+    expected = np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in paths])
     assert cifar10_input.num_records(eval_data, str(tmp_path)) == len(expected)
     images, labels = cifar10_input.inputs(eval_data, str(tmp_path), batch_size)
     with Running() as session:
@@ -129,15 +120,14 @@ def test_calls_as_the_tutorial_makes_them(half_bright, make):
     assert shown == {f'input/images/image/{number}': (24, 24) for number in range(3)}
 
 
-def test_a_missing_file(tmp_path):
+def test_a_missing_file(half_bright):
     """Evaluation on the test set needs only its file."""
-    write_set(tmp_path)
-    (tmp_path / 'data_batch_3.bin').unlink()
-    cifar10_input.inputs(True, str(tmp_path), 1)
+    (half_bright / 'data_batch_3.bin').unlink()
+    cifar10_input.inputs(True, str(half_bright), 1)
     with pytest.raises(FileNotFoundError, match='Failed to find file: .*data_batch_3.bin'):
-        cifar10_input.distorted_inputs(str(tmp_path), 1)
+        cifar10_input.distorted_inputs(str(half_bright), 1)
     with pytest.raises(FileNotFoundError):
-        cifar10_input.inputs(False, str(tmp_path), 1)
+        cifar10_input.inputs(False, str(half_bright), 1)
 
 
 def test_the_name_of_a_set(tmp_path):
@@ -177,21 +167,21 @@ def test_training_images_are_endless_and_mixed(tmp_path, monkeypatch, capsys):
     assert np.corrcoef(seen[:-1], seen[1:])[0, 1] < 0.5
 
 
-def test_an_input_of_single_records(half_bright):
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_an_input_of_single_records(half_bright, shuffle):
     """The tutorial's own `distorted_inputs` and `inputs` consist of these calls."""
     paths = cifar10_input.record_files(False, str(half_bright))
     read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
     image = cifar10_input.crop_and_standardize(read.uint8image)
-    mixed, _ = cifar10_input._generate_image_and_label_batch(image, read.label, 20, 8, True)
     images, labels = cifar10_input._generate_image_and_label_batch(
-        image=image, label=read.label, min_queue_examples=20, batch_size=8, shuffle=False,
+        image=image, label=read.label, min_queue_examples=20, batch_size=8, shuffle=shuffle,
         num_preprocess_threads=1)
-    assert mixed.shape.as_list() == images.shape.as_list() == [8, 24, 24, 3]
-    assert [len(runner.enqueue_ops)
-            for runner in tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS)] == [1, 16, 1]
-    del tf.get_collection_ref(tf.GraphKeys.QUEUE_RUNNERS)[1]  # It would take records, too.
-    records = np.fromfile(paths[0], np.uint8).reshape(-1, 3073)[:8]
+    assert (images.shape, labels.shape) == ([8, 24, 24, 3], [8])
+    records = np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in paths])
+    centres = plain.centres(records)
     with Running() as session:
         found, classes = session.run([images, labels])
-    np.testing.assert_allclose(found, plain.centres(records), atol=1e-4)
-    assert classes.tolist() == records[:, 0].tolist()
+    order = [abs(centres - each).max((1, 2, 3)).argmin() for each in found]
+    assert (order == list(range(8))) == (not shuffle)
+    np.testing.assert_allclose(found, centres[order], atol=1e-4)
+    assert classes.tolist() == records[order, 0].tolist()

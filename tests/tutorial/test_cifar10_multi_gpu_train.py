@@ -85,14 +85,10 @@ def test_a_run_on_two_towers(towers):
 
 
 def test_the_loss_of_a_step_is_the_mean_of_the_towers(towers):
-    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
-        session.run(tf.global_variables_initializer())
-        coord = tf.train.Coordinator()
-        threads = tf.train.start_queue_runners(coord=coord)
+    with tf.train.SingularMonitoredSession(
+            config=tf.ConfigProto(allow_soft_placement=True)) as session:
         mean, *losses = session.run(
             ['mean_loss:0', 'tower_0/total_loss_1:0', 'tower_1/total_loss_1:0'])
-        coord.request_stop()
-        coord.join(threads)
     np.testing.assert_allclose(mean, sum(losses) / 2, rtol=1e-6)
     assert losses[0] != losses[1]
 

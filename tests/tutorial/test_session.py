@@ -78,14 +78,16 @@ def test_resumes_exactly_and_stops_exactly(tmp_path, capsys):
 
 
 def test_an_interrupted_run_equals_one_without_a_break(tmp_path):
-    """With momentum and averages: all variables, those of the optimizer included."""
+    """With momentum and averages: all variables, those of the optimizer included, and two that
+    share their initial value."""
     def train(folder, last_step):
         with tf.Graph().as_default():
             step = tf.train.get_or_create_global_step()
-            w = tf.get_variable('w', [5], initializer=tf.ones_initializer(), use_resource=True)
-            loss = tf.reduce_sum(tf.square(w - tf.cast(step, tf.float32)))
+            first = tf.ones([5])
+            v, w = [tf.get_variable(name, initializer=first, use_resource=True) for name in 'vw']
+            loss = tf.reduce_sum(tf.square(w - v * tf.cast(step, tf.float32)))
             average = tf.train.ExponentialMovingAverage(0.9)
-            opt = tf.train.MomentumOptimizer(0.1, 0.5)
+            opt = tf.train.MomentumOptimizer(0.01, 0.5)
             with tf.control_dependencies([opt.minimize(loss, step)]):
                 train_op = average.apply([w])
             with session.training_session(
@@ -99,23 +101,10 @@ def test_an_interrupted_run_equals_one_without_a_break(tmp_path):
     for last_step in (4, 5, 9):
         resumed = train(str(tmp_path / 'resumed'), last_step)
     assert sorted(resumed) == sorted(whole) == [
-        'global_step', 'w', 'w/ExponentialMovingAverage', 'w/Momentum']
+        'global_step', 'v', 'v/Momentum', 'w', 'w/ExponentialMovingAverage', 'w/Momentum']
+    assert (whole['v'] != whole['w']).all()
     for name, value in whole.items():
         np.testing.assert_array_equal(resumed[name], value)
-
-
-def test_the_folder_as_it_is_written(tmp_path):
-    run = tmp_path / 'run'
-    for last_step, given in ((2, f'{run}//'), (4, os.path.relpath(run)), (6, run)):
-        counting.train(given, last_step)
-        assert counting.latest(run) == last_step
-
-
-def test_no_files_without_a_folder_or_by_another_worker_than_the_chief(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    counting.train(None, 3)
-    counting.train('run', 2, is_chief=False)
-    assert os.listdir(tmp_path) == []
 
 
 def test_checkpoints_by_steps_and_by_time(tmp_path):
@@ -128,23 +117,6 @@ def test_checkpoints_by_steps_and_by_time(tmp_path):
     counting.train(tmp_path / 'seldom', 4, save_checkpoint_secs=1000,
                    hooks=[At(2, lambda: time.sleep(1.1))])
     assert counting.steps(tmp_path / 'seldom') == [4, 0]
-
-
-def test_the_scaffold_is_used(tmp_path):
-    """Its saver, and its `init_fn`, as for pretrained values, which a resume must not repeat."""
-    for last_step, expected in ((2, 102), (5, 105)):
-        with tf.Graph().as_default():
-            op = counting.step_op()
-            start = tf.global_variables('w')[0].assign([100., 100., 100.])
-            scaffold = tf.train.Scaffold(saver=tf.train.Saver(max_to_keep=2),
-                                         init_fn=lambda _, sess, start=start: sess.run(start))
-            with session.training_session(
-                    checkpoint_dir=str(tmp_path), scaffold=scaffold, save_checkpoint_steps=1,
-                    hooks=[tf.train.StopAtStepHook(last_step=last_step)]) as sess:
-                while not sess.should_stop():
-                    sess.run(op)
-        assert checkpoints.newest(str(tmp_path)).values['w'].tolist() == 3 * [expected]
-    assert counting.steps(tmp_path) == [5, 4]
 
 
 # ---- Checkpoints that are damaged, or of something else
@@ -180,18 +152,6 @@ def test_a_checkpoint_that_does_not_fit(tmp_path):
     del before[tmp_path / 'checkpoint']  # Unlike its time, its content is tested.
     assert {path: contents(tmp_path)[path] for path in before} == before
     assert {path.name for path in set(contents(tmp_path)) - set(before)} == {'.lock', 'checkpoint'}
-
-
-def test_values_are_converted_and_new_averages_of_losses_start_at_zero(tmp_path):
-    """The original's multi-GPU script has a float step; this project once left the averages out."""
-    plain.save(tmp_path / 'model.ckpt-7', {
-        'w': np.array([7, 7, 7], np.float64), 'global_step': np.float32(7), 'other': 1.0})
-    average = tf.get_variable('total_loss/avg', initializer=5.0)
-    with counter(tmp_path) as (sess, op):
-        assert sess.raw_session().run(average) == 5
-        sess.run(op)
-    assert counting.latest(tmp_path) == 8
-    assert checkpoints.newest(str(tmp_path)).values['global_step'].dtype == np.int64
 
 
 def test_a_run_that_was_moved(tmp_path):
@@ -236,7 +196,7 @@ def test_two_trainers_in_one_folder(tmp_path):
 
 
 def test_a_run_of_the_other_program(tmp_path):
-    """Its images may be others. A caller that has opened the run itself may resume it."""
+    """Its images may be others."""
     counting.train(tmp_path, 3)
     (tmp_path / 'run.json').write_text('{}')
     with pytest.raises(errors.UserError, match=(
@@ -245,9 +205,7 @@ def test_a_run_of_the_other_program(tmp_path):
         counting.train(tmp_path, 5)
     with pytest.raises(errors.UserError, match=r'use classification.py --restart --train_dir=/'):
         counting.train(tmp_path, 5, restart=True)
-    with session.opened(tmp_path) as run:
-        counting.train(run, 5)
-    assert counting.latest(tmp_path) == 5
+    assert counting.latest(tmp_path) == 3
 
 
 @pytest.mark.parametrize('before, after, lines', [(128, 256, 2), (128, 128, 1), (None, 128, 1)])
@@ -264,18 +222,6 @@ def test_another_number_of_images_per_step(tmp_path, capsys, before, after, line
     assert len(out) == lines and out[0].startswith(f'Resuming from {tmp_path} at step 3, until st')
     line = 'Resuming with 256 images per step (was 128): the schedule treats all 3 steps as steps '
     assert out[1:] == [f'{line}of 256 images.'][:lines - 1]
-
-
-def test_variables_that_share_their_initial_value(tmp_path):
-    """As in a program that passes one tensor to several: each has its own value after a resume."""
-    for expected in ([1, 2], [2, 4]):
-        with tf.Graph().as_default():
-            start = tf.zeros([])
-            pair = [tf.get_variable(name, initializer=start, use_resource=True) for name in 'ab']
-            step = tf.group(pair[0].assign_add(1), pair[1].assign_add(2))
-            with counter(tmp_path) as (sess, op):
-                sess.run([op, step])
-                assert sess.raw_session().run(pair) == expected
 
 
 # ---- Restart
@@ -300,17 +246,10 @@ def test_restart_removes_the_runs_own_files_and_nothing_else(tmp_path):
     counting.train(run, 3, restart=True, save_checkpoint_secs=None)
     left = {str(path.relative_to(run)) for path in run.rglob('*') if not path.is_dir()}
     assert left >= {*OTHERS, '.lock', 'model.ckpt-8/file'}
-    new = left - {*OTHERS, '.lock', 'model.ckpt-8/file'}
-    assert all(name.startswith('events.out.tfevents.') for name in new), new
+    # One, since the writer of the earlier session does not write to the removed file.
+    events, = left - {*OTHERS, '.lock', 'model.ckpt-8/file'}
+    assert events.startswith('events.out.tfevents.')
     assert precious.read_text() == 'mine'
-
-
-def test_restart_in_the_process_of_an_earlier_session(tmp_path):
-    """The writer of its events must not write to the removed file."""
-    for last_step in (4, 2):
-        counting.train(tmp_path, last_step, restart=True, save_summaries_steps=1)
-        assert counting.latest(tmp_path) == last_step
-        assert len(list(tmp_path.glob('events.out.tfevents.*'))) == 1
 
 
 @pytest.mark.parametrize('gone', ['model.ckpt-*', 'checkpoint', 'events*', '*'])
@@ -356,20 +295,6 @@ def test_a_signal_ends_after_the_running_step_and_saves(tmp_path, capsys, number
     assert capsys.readouterr().err.endswith(
         ': stopping after this step; interrupt again to stop without saving\n')
     assert [signal.getsignal(each) for each in session._SIGNALS] == before
-
-
-def test_a_signal_before_the_first_step(tmp_path):
-    """While the variables are initialised."""
-    def interrupt():
-        os.kill(os.getpid(), signal.SIGTERM)
-        return np.float32(1.0)
-
-    value = tf.ensure_shape(tf.numpy_function(interrupt, [], tf.float32), [])
-    tf.get_variable('x', initializer=value, use_resource=True)
-    with pytest.raises(SystemExit), counter(tmp_path) as (sess, op):
-        while not sess.should_stop():
-            sess.run(op)
-    assert counting.latest(tmp_path) == 0 and counting.steps(tmp_path) == [0]
 
 
 def test_in_another_thread(tmp_path):
@@ -430,29 +355,19 @@ def test_a_run_that_diverges(trained, monkeypatch):
     ('the loop', ZeroDivisionError()), ('the loop', SystemExit(5)), ('end', ZeroDivisionError()),
     ('after_run', tf.errors.NotFoundError(None, None, 'no images'))])
 def test_an_error_between_two_steps_saves_them(tmp_path, when, error):
-    class Failing(tf.train.SessionRunHook):
-        steps = 0
+    def fail(*_):
+        if sess.raw_session().run(tf.train.get_global_step()) == 3:
+            raise error
 
-        def before_run(self, run_context):
-            if when == 'before_run' and self.steps == 3:
-                raise error
-
-        def after_run(self, run_context, run_values):
-            self.steps += 1
-            if when == 'after_run' and self.steps == 3:
-                raise error
-
-        def end(self, session):
-            if when == 'end':
-                raise error
-
-    with pytest.raises(type(error)), counter(tmp_path, Failing()) as (sess, op):
+    hook = tf.train.SessionRunHook()
+    setattr(hook, when, fail)
+    with pytest.raises(type(error)), counter(tmp_path, hook) as (sess, op):
         for _ in range(3):
             sess.run(op)
         if when == 'before_run':
             sess.run(op)
         if when == 'the loop':
-            raise error
+            fail()
     assert counting.latest(tmp_path) == 3
 
 
