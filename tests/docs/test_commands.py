@@ -1,6 +1,7 @@
 """Every command of README and usage.md that runs a script works, on small data and few steps."""
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -20,7 +21,8 @@ _TRAIN = (['--train_dir=cifar10_train'], ['--batch_size=4'])
 _READ = (['--checkpoint_dir=cifar10_train'], [])
 _FLAGS = {
     'cifar10_train.py': _TRAIN, 'cifar10_multi_gpu_train.py': _TRAIN,
-    'classification.py': ([], ['--batch_size=4']),
+    # Where a command names no network, the tutorial's takes the place of a larger one.
+    'classification.py': (['--net=tutorial'], ['--batch_size=4']),
     'cifar10_predict.py': _READ, 'cifar10_export.py': _READ,
     'cifar10_eval.py': (['--checkpoint_dir=cifar10_train', '--eval_dir=cifar10_eval'],
                         ['--run_once', '--num_examples=8']),
@@ -74,6 +76,27 @@ def test_commands_run_as_written(folder, page):
             words.append('--max_steps=1')
         done = spawn.fork_script(script, *words)
         assert done.returncode == 0, (script, words, done.stderr)
+
+
+def test_the_commands_for_docker(tmp_path):
+    """With the files that `COPY . .` copies into the image, and a folder in place of the volume."""
+    code = tmp_path / 'code'
+    code.mkdir()
+    for pattern in re.findall('^!(.*)', (spawn.ROOT / '.dockerignore').read_text(), re.MULTILINE):
+        for path in spawn.ROOT.glob(pattern):
+            copy = shutil.copytree if path.is_dir() else shutil.copy
+            copy(path, code / path.name)
+    record_files.write_noise(tmp_path / 'data', count=40)
+    page = (spawn.ROOT / 'docs' / 'usage.md').read_text()
+    for command in re.findall(r'^docker run --rm --init -v (.*)', page, re.MULTILINE):
+        volume, image, *words = shlex.split(command)
+        assert (volume, image) == ('cifar10:/runs', 'cifar10')
+        words = [word.replace('/runs', str(tmp_path)) for word in words]
+        if '--run_once' not in words:
+            words += ['--max_steps=1', '--batch_size=8']
+        done = spawn.run(words, cwd=code)
+        assert done.returncode == 0, done.stderr
+    assert 'precision @ 1 = ' in done.stdout
 
 
 def test_tensorboard_starts(folder):

@@ -1,4 +1,4 @@
-"""The pages name only what exists: modules, tests, and the flags of every command.
+"""The flags of the commands of all pages exist.
 
 test_commands.py runs the commands of README.md and usage.md. Sphinx checks the links: `make docs`.
 """
@@ -43,11 +43,3 @@ def test_every_flag_of_a_command_is_in_the_scripts_help():
             text = spawn.run(['-m', script, '--help']).stdout
         shown = set(re.findall(r'--?\w[\w-]*', text.replace('[no]', '')))
         assert used[script] <= shown | {flag.replace('--', '--no', 1) for flag in shown}, script
-
-
-@pytest.mark.parametrize('page', PAGES)
-def test_modules_exist(page):
-    """In the root, the library or the tests, where a page may leave out the folder."""
-    for path in re.findall(r'(?<![\w./-])(?:cifar10|classification|docs/|benchmarks/|tests/|test_)'
-                           r'[\w/]*\.(?:py|sh)\b', (ROOT / page).read_text()):
-        assert (ROOT / path).exists() or any(ROOT.glob(f'tests/*/{path}')), path

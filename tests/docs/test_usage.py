@@ -51,23 +51,24 @@ def blocks(heading):
     return re.findall(r'```(?:python)?\n(.*?)```', section.replace(MODEL, 'model'), re.DOTALL)
 
 
-def run(folder, program):
-    """Runs a program in a process of its own, and returns what it prints."""
-    done = run_or_fail(folder, program)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def run_or_fail(folder, program):
-    return subprocess.run([sys.executable, '-c', program], cwd=folder, capture_output=True,
+def run(folder, program, code=0):
+    """Runs a program in a process of its own; returns what it prints, also on standard error."""
+    done = subprocess.run([sys.executable, '-c', program], cwd=folder, capture_output=True,
                           text=True, check=False, timeout=spawn.PATIENCE)
+    assert done.returncode == code, done.stderr[-2000:]
+    return done.stdout + done.stderr * code
 
 
-def assert_another_size_is_refused(folder, program, words):
-    """An image of 64 x 64 would be classified by its centre."""
+def check_on_photo_and_other_size(folder, program, tolerance, words):
+    """The probabilities that a program prints are those of this project. An image of 64 x 64, which
+    would be classified by its centre, is refused with these words."""
+    numbers = [float(number) for number in re.findall(
+        r'\d\.\d*(?:e-?\d+)?', run(folder, program))]
+    expected = sorted(predictions(folder), key=lambda each: each[1])
+    np.testing.assert_allclose(
+        numbers[-10:], [probability for _, _, probability in expected], atol=tolerance)
     np.save(folder / 'large.npy', np.zeros([1, 64, 64, 3], np.uint8))
-    done = run_or_fail(folder, program.replace('images.npy', 'large.npy'))
-    assert done.returncode == 1 and words in done.stderr, done.stderr[-2000:]
+    assert words in run(folder, program.replace('images.npy', 'large.npy'), code=1)
 
 
 def require(*packages):
@@ -77,17 +78,9 @@ def require(*packages):
 
 
 def predictions(folder):
-    """What this project predicts: [(class, probability)], the most probable first."""
+    """What this project predicts: [(class, label, probability)], the most probable first."""
     found = json.loads((folder / 'expected.json').read_text())['predictions']
     return [(each['class'], each['label'], each['probability']) for each in found]
-
-
-def assert_probabilities(folder, printed, tolerance):
-    """Compares the printed probabilities of the photo with those of this project."""
-    numbers = [float(number) for number in re.findall(r'\d\.\d*(?:e-?\d+)?', printed)]
-    expected = sorted(predictions(folder), key=lambda each: each[1])
-    np.testing.assert_allclose(
-        numbers[-10:], [probability for _, _, probability in expected], atol=tolerance)
 
 
 @pytest.mark.slow
@@ -106,8 +99,7 @@ def test_a_saved_model_classifies_a_photo_like_this_project(folder, monkeypatch)
 @pytest.mark.slow
 def test_keras(folder):
     program, = blocks('In Keras')
-    assert_probabilities(folder, run(folder, program), 1e-5)
-    assert_another_size_is_refused(folder, program, 'expected_images_of_32_x_32')
+    check_on_photo_and_other_size(folder, program, 1e-5, 'expected_images_of_32_x_32')
 
 
 @pytest.mark.slow
@@ -117,19 +109,16 @@ def test_litert(folder, optimizations, tolerance):
     convert, use, *_ = blocks('LiteRT and ONNX')
     line, = re.findall(r'^.*optimizations = .*\n', convert, re.MULTILINE)
     run(folder, convert if optimizations else convert.replace(line, ''))
-    assert_probabilities(folder, run(folder, use), tolerance)
-    assert_another_size_is_refused(folder, use, '(CONCATENATION) failed')
+    check_on_photo_and_other_size(folder, use, tolerance, '(CONCATENATION) failed')
 
 
 @pytest.mark.slow
 def test_onnx(folder):
     require('tf2onnx', 'onnxruntime')
     _, _, command, use = blocks('LiteRT and ONNX')
-    words = command.splitlines()[1].split()[1:]
-    done = spawn.run(words, cwd=folder)
+    done = spawn.run(command.splitlines()[1].split()[1:], cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert_probabilities(folder, run(folder, use), 1e-5)
-    assert_another_size_is_refused(folder, use, 'Got invalid dimensions for input: images')
+    check_on_photo_and_other_size(folder, use, 1e-5, 'Got invalid dimensions for input: images')
 
 
 def test_how_the_weights_in_models_were_made(tmp_path):

@@ -65,8 +65,7 @@ def test_they_are_those_beside_the_images_of_the_run(run, tmp_path, capsys):
     assert capsys.readouterr().err == ''
     with flagsaver.flagsaver(evaluate=True, per_class=True):
         classification.main()
-    out = capsys.readouterr().out
-    assert 'on 130 images of ' in out and 'upper half' in out
+    assert 'upper half' in capsys.readouterr().out
 
 
 def test_a_given_data_dir_wins(run, tmp_path, capsys):
@@ -86,7 +85,3 @@ def test_without_names_they_are_those_of_cifar10(run, tmp_path, capsys):
     assert names == PLAIN and error.count('\n') == 1
     assert (f'the images of the run were not found in {run}, so the names of the classes are those '
             'of CIFAR-10: if it had other images, add their --data_dir') in error
-    for change in (lambda path: path.write_bytes(b'damaged'), os.remove):
-        change(tmp_path / 'train' / 'model.ckpt-2.meta')
-        names, error = predicted(tmp_path, capsys)
-        assert names == PLAIN and 'the images of the run were not found, so the names' in error

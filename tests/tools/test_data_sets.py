@@ -43,8 +43,7 @@ def test_published_facts():
                                        (data_sets.CIFAR100, 100, 3074)):
         assert (row.record_bytes, len(row.classes)) == (record_bytes, classes)
         assert row.url == f'https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz'
-        copies = download.PUBLISHED[row.url].copies
-        assert copies and all(copy.endswith(f'/cifar-{classes}-binary.tar.gz') for copy in copies)
+        assert download.PUBLISHED[row.url].sha256
     assert data_sets.CIFAR10.url == cifar10.DATA_URL
     names = data_sets.CIFAR100.classes
     assert names == tuple(sorted(set(names)))
@@ -65,25 +64,16 @@ def test_truncated_files_are_detected(tmp_path, size):
 
 
 def test_an_invalid_label_is_reported_with_its_record(tmp_path):
-    found = records(*9000 * [9])
-    found[8500, 0] = 10
-    found.tofile(tmp_path / 'data_batch_2.bin')
-    assert fault(data_sets.CIFAR10, tmp_path).startswith(
-        f'{tmp_path}/data_batch_2.bin has label 10 in record 8500 (counted from 0); expected 0 to '
-        '9: restore the file, or choose another --data_dir')
-
-
-def test_the_row_defines_the_label_byte(tmp_path):
     """CIFAR-100's fine label must be valid; the coarse label, before it, is not checked."""
-    found = records(200, 200, 200, num_bytes=3074)
+    found = records(*9000 * [200], num_bytes=3074)
     found[:, 1] = 99
-    found.tofile(tmp_path / 'train.bin')
     found.tofile(tmp_path / 'test.bin')
     data_sets.check(data_sets.CIFAR100, tmp_path)
-    found[1, 1] = 100
+    found[8500, 1] = 100
     found.tofile(tmp_path / 'test.bin')
-    assert 'test.bin has label 100 in record 1 (counted from 0); expected 0 to 99: ' in fault(
-        data_sets.CIFAR100, tmp_path)
+    assert fault(data_sets.CIFAR100, tmp_path).startswith(
+        f'{tmp_path}/test.bin has label 100 in record 8500 (counted from 0); expected 0 to 99: '
+        'restore the file, or choose another --data_dir')
 
 
 def test_a_folder_of_ones_own(pets, monkeypatch):
@@ -99,16 +89,8 @@ def test_a_folder_of_ones_own(pets, monkeypatch):
     assert 'or recreate the data set with cifar10_convert.py' in fault(row, row.folder)
 
 
-def test_a_name_of_the_table_is_not_a_folder(pets, monkeypatch):
-    monkeypatch.chdir(pets.parent)
-    pets.rename(pets.parent / 'cifar100')
-    assert data_sets.find('cifar100') is data_sets.CIFAR100
-    assert data_sets.find('./cifar100').name == 'pets'
-
-
 @pytest.mark.parametrize('change, words', [
     ({'name': 'a\nb'}, '"name" is "a\\nb"; expected a name other than cifar10, cifar100'),
-    ({'name': 50 * [50 * ['a']]}, '"name" is [['),
     ({'classes': ['cat', 'cat']}, '"classes" is ["cat", "cat"]; expected a list of 2 to 256 diff'),
     ({'train_files': None}, '"train_files" is null; expected names of files in this folder'),
     ({'test_files': {'../test.bin': 2}}, '"test_files" is')])
@@ -118,12 +100,7 @@ def test_invalid_fields_are_reported(pets, change, words):
         data_sets.find(str(pets))
     assert words in str(error.value)
     assert str(error.value).startswith(f'{pets}/dataset.json: "')
-    assert '\n' not in str(error.value) and len(str(error.value)) < 400
-
-
-@pytest.mark.parametrize('data', [b'', b'null', b'\xff\xfe'])
-def test_files_without_a_json_object(pets, data):
-    (pets / 'dataset.json').write_bytes(data)
-    with pytest.raises(errors.UserError, match=(
-            'dataset.json (is not JSON: .|holds null; expected a JSON object)')):
+    assert '\n' not in str(error.value)
+    (pets / 'dataset.json').write_bytes(b'')
+    with pytest.raises(errors.UserError, match='dataset.json is not JSON: '):
         data_sets.find(str(pets))

@@ -1,10 +1,8 @@
 """Downloads from a real server on loopback, and unpacks hostile archives."""
 import contextlib
-import gzip
 import os
 import re
 import shutil
-import signal
 import socket
 import tarfile
 import threading
@@ -45,22 +43,17 @@ def failure(data_dir, url, copies=()):
     with pytest.raises(errors.UserError) as error:
         fetch(data_dir, url, copies)
     message = str(error.value)
-    assert '\n' not in message
-    assert url in message
-    assert str(data_dir) in message
+    assert '\n' not in message and url in message and str(data_dir) in message
     assert not (data_dir / 'small').exists()
     return message
 
 
 def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path):
     fetch(tmp_path, server.url)
-    inside = f'{tmp_path}/small/'
-    with pytest.raises(errors.UserError, match=(
-            f'^--data_dir={inside} is the folder of the record files; expected the folder that '
-            'contains small$')):
-        fetch(inside, server.url)
+    with pytest.raises(errors.UserError, match='/small/ is the folder of the record files; expect'):
+        fetch(f'{tmp_path}/small/', server.url)
     assert_whole(tmp_path)
-    assert sorted(os.listdir(inside)) == sorted(CONTENTS)
+    assert sorted(os.listdir(tmp_path / 'small')) == sorted(CONTENTS)
 
 
 def test_converted_images_are_not_the_folder_of_a_download(server, tmp_path):
@@ -71,14 +64,13 @@ def test_converted_images_are_not_the_folder_of_a_download(server, tmp_path):
 
 
 def test_a_second_start_needs_no_network(server, tmp_path):
-    """Nor does the archive without its folder. The scheme of the URL may be in capitals."""
-    there = server.url.replace('http:', 'HTTP:')
-    fetch(tmp_path / 'new', there)
+    """Nor does the archive without its folder."""
+    fetch(tmp_path / 'new', server.url)
     shutil.rmtree(tmp_path / 'new' / 'small')
-    fetch(tmp_path / 'new', there)
+    fetch(tmp_path / 'new', server.url)
     assert_whole(tmp_path / 'new')
     (tmp_path / 'new' / 'small.tar.gz').unlink()
-    fetch(tmp_path / 'new', there)
+    fetch(tmp_path / 'new', server.url)
     assert server.requests == [('/small.tar.gz', None)]
 
 
@@ -111,21 +103,8 @@ def test_resumes_from_a_part(server, tmp_path, wrong, size, ranges):
     assert_whole(tmp_path)
 
 
-def test_bytes_received_before_a_lost_connection_are_kept(server, tmp_path):
-    """Each start makes one request and resumes where the last one ended."""
-    server.behaviour = 'cut'
-    assert f'10000 of {len(ARCHIVE)} bytes' in failure(tmp_path, server.url)
-    assert f'20000 of {len(ARCHIVE)} bytes' in failure(tmp_path, server.url)
-    assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:20000]
-    server.behaviour = 'good'
-    fetch(tmp_path, server.url)
-    assert [range_ for _, range_ in server.requests] == [None, 'bytes=10000-', 'bytes=20000-']
-    assert_whole(tmp_path)
-
-
 @pytest.mark.parametrize('behaviour', ['good', 'no_length'])
 def test_another_url_is_not_verified(server, tmp_path, capsys, behaviour):
-    """One line says so. A part is resumed."""
     server.behaviour = behaviour
     (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
     download.maybe_download_and_extract(server.url, str(tmp_path), 'small')
@@ -150,34 +129,20 @@ def test_an_unverified_archive_that_cannot_be_used(tmp_path, archive, reason):
     assert names(tmp_path) == ['mine.tar.gz']
 
 
-@pytest.mark.parametrize('folder, advised', [
-    ('cifar-10-batches-bin', True), ('cifar-100-binary', False)])
-def test_generated_images_are_advised_in_place_of_cifar10_only(tmp_path, folder, advised):
-    with pytest.raises(errors.UserError, match='choose another --data_dir') as error:
-        download.maybe_download_and_extract('file:///gone/a.tar.gz', str(tmp_path), folder)
-    assert ('cifar10_convert.py synthetic' in str(error.value)) == advised
-
-
-@pytest.mark.parametrize('behaviour, unit', [('good', '%'), ('no_length', ' MB')])
-def test_progress_in_a_log_and_on_a_terminal(tmp_path, monkeypatch, behaviour, unit):
-    """A log has few lines. On a terminal, the last line stays."""
+def test_progress_in_a_log_and_on_a_terminal(server, tmp_path, monkeypatch):
+    """A log has few lines. On a terminal, the last of many stays."""
     monkeypatch.setattr(download, '_BLOCK_BYTES', len(ARCHIVE) // 20)
     shown = {}
-    for name in ('log', 'terminal'):
-        ours, theirs = os.openpty() if name == 'terminal' else os.pipe()
-        with Server(behaviour).running() as server, open(theirs, 'w') as stream, \
-                contextlib.redirect_stdout(stream):
+    for name, (ours, theirs) in (('log', os.pipe()), ('terminal', os.openpty())):
+        with open(theirs, 'w') as stream, contextlib.redirect_stdout(stream):
             download.maybe_download_and_extract(server.url, str(tmp_path / name), 'small')
             stream.flush()
             shown[name] = os.read(ours, 1 << 16).decode()
-    figures = r'>> Downloading small\.tar\.gz (\d+\.\d)' + unit
+    figures = r'>> Downloading small\.tar\.gz \d+\.\d%'
     lines = shown['log'].splitlines()[2:]
-    assert 1 <= len(lines) <= 12 and all(re.fullmatch(figures, line) for line in lines), lines
-    drawn = re.findall(r'\r' + figures, shown['terminal'])
-    assert shown['terminal'].endswith('\r\n')
-    if unit == '%':
-        assert lines[-1].endswith(' 100.0%') and drawn[-1] == '100.0'
-        assert len(drawn) >= 20
+    assert 1 <= len(lines) <= 12 and all(re.fullmatch(figures, line) for line in lines)
+    assert len(re.findall('\r' + figures, shown['terminal'])) >= 20
+    assert shown['terminal'].endswith(' 100.0%\r\n')
 
 
 def test_a_server_that_sends_the_file_from_the_start(server, tmp_path):
@@ -236,79 +201,38 @@ def test_a_server_that_does_not_listen_and_an_unwritable_folder(tmp_path):
     assert 'file' in failure(tmp_path / 'file' / 'data', url)
 
 
-def process(url, copy, data_dir):
-    """Starts a process that downloads the small data set."""
-    code = ('import sys; sys.path[:0] = sys.argv[1:]\n'
-            f'from downloads import fetch\nfetch("{data_dir}", "{url}", ("{copy}",))')
-    return spawn.start(['-c', code, str(spawn.ROOT), str(spawn.HELPERS)])
-
-
 @pytest.mark.slow
 def test_two_processes_share_one_download(server, tmp_path):
     server.behaviour, server.released = 'held', threading.Event()
-    with Server('cut').running() as copy, process(server.url, copy.url, tmp_path) as first:
-        while not server.requests and first.poll() is None:
-            time.sleep(0.01)
-        with process(server.url, copy.url, tmp_path) as second:
-            waiting = second.stdout.readline()
-            server.released.set()
-            for each in (first, second):
-                out, err = each.communicate()
-                assert each.returncode == 0 and 'Waiting' not in out, err
-    assert waiting == 'Waiting for another process to fetch the data.\n'
-    assert copy.requests == [('/small.tar.gz', None)]
-    assert server.requests == [('/small.tar.gz', 'bytes=10000-')]
+    program = ('import sys; sys.path[:0] = sys.argv[1:]\n'
+               f'from downloads import fetch\nfetch("{tmp_path}", "{server.url}")')
+    words = ['-c', program, spawn.ROOT, spawn.HELPERS]
+    first = spawn.start(words)
+    while not server.requests and first.poll() is None:
+        time.sleep(0.01)
+    second = spawn.start(words)
+    assert second.stdout.readline() == 'Waiting for another process to fetch the data.\n'
+    server.released.set()
+    for each in (first, second):
+        spawn.ended(each, 0)
+    assert server.requests == [('/small.tar.gz', None)]
     assert_whole(tmp_path)
-
-
-@pytest.mark.slow
-def test_interrupted_and_started_again(server, tmp_path):
-    part = tmp_path / 'small.tar.gz.part'
-    with Server('stall').running() as copy:
-        interrupted = process(server.url, copy.url, tmp_path)
-        while not copy.requests:
-            assert interrupted.poll() is None, interrupted.stderr.read()
-            time.sleep(0.01)
-        while not (part.exists() and part.stat().st_size):
-            time.sleep(0.01)
-        interrupted.send_signal(signal.SIGINT)
-        interrupted.communicate()
-        received = part.stat().st_size
-        assert received <= 10000 and part.read_bytes() == ARCHIVE[:received]
-        copy.behaviour = 'good'
-        spawn.ended(process(server.url, copy.url, tmp_path), 0)
-        assert [range_ for _, range_ in copy.requests] == [None, f'bytes={received}-']
-    assert server.requests == []
-    assert_whole(tmp_path)
-
-
-def _extract(tmp_path, archive):
-    """Unpacks an archive; returns {name: bytes} of the files that it made in the data folder."""
-    (tmp_path / 'hostile.tar.gz').write_bytes(archive)
-    data_dir = tmp_path / 'data'
-    data_dir.mkdir()
-    download.extract(str(tmp_path / 'hostile.tar.gz'), str(data_dir), 'small')
-    assert [path.name for path in data_dir.iterdir()] == ['small']
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['data', 'hostile.tar.gz']
-    assert not any(path.is_symlink() for path in data_dir.rglob('*'))
-    return {path.name: path.read_bytes() for path in (data_dir / 'small').iterdir()}
 
 
 @pytest.mark.parametrize('wrong', [
     member('../outside', b'x'), member('small/../../outside', b'x'),
     member('small/deeper/a', b'x'), member('/small/a', b'x'), member('other/a', b'x'),
     member('small', type=tarfile.SYMTYPE, linkname='..'),
+    *(member('small/a', type=kind, linkname='/etc/passwd')
+      for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)),
     member('small/a', b'x', pax_headers={'path': '../../outside'})])
 def test_only_the_files_of_the_folder_are_unpacked(tmp_path, wrong):
-    assert _extract(tmp_path, tar([wrong, *GOOD])) == CONTENTS
-
-
-@pytest.mark.parametrize('kind', [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
-def test_links_and_devices_are_not_unpacked(tmp_path, kind):
-    """Also if the header claims the size of a file."""
-    info, _ = member('small/test_batch.bin', type=kind, linkname='/etc/passwd')
-    info.size = len(CONTENTS['test_batch.bin'])
-    first, data = GOOD[0]
-    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
-    archive = gzip.compress(first.tobuf() + data + padding + info.tobuf())
-    assert _extract(tmp_path, archive) == {'data_batch_1.bin': CONTENTS['data_batch_1.bin']}
+    (tmp_path / 'hostile.tar.gz').write_bytes(tar([wrong, *GOOD]))
+    data_dir = tmp_path / 'data'
+    data_dir.mkdir()
+    download.extract(str(tmp_path / 'hostile.tar.gz'), str(data_dir), 'small')
+    assert os.listdir(data_dir) == ['small'] and not (data_dir / 'small').is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ['data', 'hostile.tar.gz']
+    assert sorted(os.listdir(data_dir / 'small')) == sorted(CONTENTS)
+    for name, data in CONTENTS.items():
+        assert (data_dir / 'small' / name).read_bytes() == data

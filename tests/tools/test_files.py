@@ -1,13 +1,10 @@
 """Files and folders that are complete or missing, and full disks."""
 import errno
 import os
-import subprocess
-import time
 
-from cifar10_lib import errors, files
+from cifar10_lib import files
 
 import pytest
-import spawn
 import tensorflow.compat.v1 as tf
 
 
@@ -46,13 +43,6 @@ def test_a_full_disk_is_reported_with_its_folder(error):
         raise error
 
 
-def test_a_line_about_another_full_disk_stays():
-    """As that of a download into --data_dir."""
-    with pytest.raises(errors.UserError, match='^No space left on device in /data$'):
-        with files.explain_full_disk('/run'):
-            raise errors.UserError('No space left on device in /data')
-
-
 def test_an_empty_folder_is_replaced_also_through_a_link(tmp_path):
     (tmp_path / 'one').mkdir()
     (tmp_path / 'link').symlink_to(tmp_path / 'one')
@@ -60,51 +50,3 @@ def test_an_empty_folder_is_replaced_also_through_a_link(tmp_path):
         open(os.path.join(partial, 'file'), 'w').close()
     assert os.listdir(tmp_path / 'one') == ['file']
     assert sorted(os.listdir(tmp_path)) == ['link', 'one']
-
-
-@pytest.mark.parametrize('name', ['one', 'one/.mine'])
-def test_an_existing_file_or_folder_stays(tmp_path, name):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).touch()
-    before = sorted(os.walk(tmp_path))
-    with pytest.raises(errors.UserError, match='one exists and .*: choose another --there'):
-        with files.new_folder(str(tmp_path / 'one'), '--there'):
-            pytest.fail('the block must not run')
-    assert sorted(os.walk(tmp_path)) == before
-
-
-def _holder(path):
-    """A process that holds the lock of a file until its input ends."""
-    return spawn.start([
-        '-c', 'import sys; sys.path.insert(0, sys.argv[1])\nfrom cifar10_lib import files\n'
-        'with files.locked(sys.argv[2], "Waiting."):\n'
-        '    open(sys.argv[2] + ".log", "a").write("x")\n'
-        '    print("It is mine.", flush=True)\n    sys.stdin.read()', spawn.ROOT, path],
-        stdin=subprocess.PIPE)
-
-
-@pytest.mark.parametrize('end', ['its block', 'SIGKILL'])
-def test_a_lock_ends_with_its_block_and_its_process(tmp_path, end):
-    path = str(tmp_path / 'lock')
-    first = _holder(path)
-    assert first.stdout.readline() == 'It is mine.\n'
-    with pytest.raises(errors.UserError), files.locked(path):
-        pytest.fail('the block must not run')
-    second = _holder(path)
-    assert second.stdout.readline() == 'Waiting.\n'
-    time.sleep(0.5)
-    assert (tmp_path / 'lock.log').read_text() == 'x'
-    if end == 'SIGKILL':
-        first.kill()
-    else:
-        first.communicate('')
-    assert second.stdout.readline() == 'It is mine.\n'
-    second.communicate('')
-    with files.locked(path), pytest.raises(errors.UserError), files.locked(path):
-        pytest.fail('the block must not run')
-
-
-def test_a_lock_in_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / 'file').touch()
-    with pytest.raises(NotADirectoryError), files.locked(f'{tmp_path}/file/lock', 'Waiting.'):
-        pytest.fail('the block must not run')

@@ -95,12 +95,10 @@ def test_the_short_side_becomes_32_and_the_centre_is_kept(read):
         read(slope.transpose(1, 0, 2), format='PNG'), expected.transpose(1, 0, 2))
 
 
-EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n'
-
-
 @pytest.mark.parametrize('data, words', [
     (b'', 'damaged, or in a format that Pillow does not read'),
-    (EPS, 'damaged, or in a format that Pillow does not read'),
+    (b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n', 'damaged, or in a format'),
+    (b'\0\0\0\x18ftypheic\0\0\0\0mif1heic', 'for HEIC, the format of iPhones, see docs/'),
     (b'\xff\xd8\xff', ''), (b'II*\0\x08\0\0\0', '')])
 def test_files_that_are_not_images(tmp_path, data, words, capfd):
     (tmp_path / 'image').write_bytes(data)
@@ -111,27 +109,29 @@ def test_files_that_are_not_images(tmp_path, data, words, capfd):
     assert capfd.readouterr().err == ''  # The libraries print nothing either.
 
 
-@pytest.mark.parametrize('kind, format_', [
-    (np.uint16, 'PNG'), (np.uint16, 'TIFF'), (np.int32, 'TIFF'), (np.float32, 'TIFF')])
-def test_other_values_than_0_to_255_are_refused(read, kind, format_):
-    """Their range is not known: 12 bits of a camera, CT numbers, -1 to 1."""
-    with pytest.raises(errors.UserError, match=(
-            r'image cannot be read \(more than 8 bits, or fractions: scale them to 0 to 255, as in '
-            r'docs/usage.md\)$')):
-        read(NOISE[..., 0].astype(kind), format=format_)
+def test_more_than_8_bits_or_fractions_are_refused(tmp_path):
+    """Their range is not known. Pillow would keep the upper 8 of a colour's 16 bits, so that the 12
+    bits of a camera are almost black."""
+    values = np.random.RandomState(2).randint(0, 4096, [32, 32, 4]).astype('>u2')
+    for colour_type, channels in ((0, 1), (2, 3), (4, 2), (6, 4)):
+        (tmp_path / f'{colour_type}.png').write_bytes(
+            raw_images.png(colour_type, values[..., :channels]))
+    for kind in (np.uint16, np.int32, np.float32):
+        Image.fromarray(values[..., 0].astype(kind)).save(tmp_path / f'{kind.__name__}.tif')
+    for path in tmp_path.iterdir():
+        with pytest.raises(errors.UserError, match=r'\(more than 8 bits, or fractions: scale them'):
+            images.read(path)
 
 
 @pytest.mark.parametrize('options', [
     {'format': 'PNG'}, {'format': 'JPEG'}, {'format': 'GIF'}, {'format': 'WEBP', 'lossless': True},
     {'format': 'TIFF', 'compression': 'tiff_lzw'}])
-def test_truncated_and_overwritten_files(tmp_path, read, options):
+def test_truncated_files(tmp_path, read, options):
     read(COLOUR, **options)
     whole = (tmp_path / 'image').read_bytes()
-    overwritten = bytes(200) + whole[len(whole) // 2 + 200:]
-    for rest in (b'', overwritten) if options['format'] in ('PNG', 'GIF', 'TIFF') else (b'',):
-        (tmp_path / 'image').write_bytes(whole[:len(whole) // 2] + rest)
-        with pytest.raises(errors.UserError, match='cannot be read'):
-            images.read(tmp_path / 'image')
+    (tmp_path / 'image').write_bytes(whole[:len(whole) // 2])
+    with pytest.raises(errors.UserError, match='cannot be read'):
+        images.read(tmp_path / 'image')
 
 
 @pytest.mark.parametrize('side, words', [(10000, 'truncated'), (65536, BOMB)])
@@ -148,59 +148,15 @@ def test_pictures_of_more_than_179_million_pixels_are_not_decoded(
     assert not recwarn.list
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    """The pipe has no writer, and /dev/zero is endless."""
-    os.mkfifo(tmp_path / 'pipe.png')
-    for path, why in ((tmp_path / 'none.png', 'No such file'), (tmp_path, 'not a regular file'),
-                      (tmp_path / 'pipe.png', 'not a regular file'),
-                      ('/dev/zero', 'not a regular file')):
-        with pytest.raises(errors.UserError, match=f'cannot be read .{why}'):
-            images.read(path)
-
-
 def test_the_images_in_a_folder(tmp_path):
-    """EPS would start Ghostscript. Pillow reads only the headers of HDF5 and MPEG."""
-    for name in ('b.PNG', 'a.jpeg', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', '.hidden.png',
-                 'g.avif', 'h.jfif', 'i.jpe', 'j.ppm', 'k.PGM', 'l.tga', 'm.eps', 'n.ps', 'o.h5',
-                 'p.mpg', 'q.pdf', 'notes.txt', 'png'):
+    """EPS would start Ghostscript. Pillow reads only the headers of HDF5 and MPEG. HEIC files are
+    found unless they have been converted."""
+    found = ['1.HEIC', '2.heic.png', 'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF',
+             'g.avif', 'h.jfif', 'i.jpe', 'j.ppm', 'k.PGM', 'l.tga']
+    for name in (*found, '2.heic', '.hidden.png', 'm.eps', 'n.ps', 'o.h5', 'p.mpg', 'q.pdf',
+                 'notes.txt', 'png'):
         (tmp_path / name).touch()
     (tmp_path / 'folder.png').mkdir()
     os.mkfifo(tmp_path / 'pipe.png')
     (tmp_path / 'loop.png').symlink_to('loop.png')
-    assert images.paths_in(tmp_path) == [f'{tmp_path}/{name}' for name in (
-        'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', 'g.avif', 'h.jfif', 'i.jpe',
-        'j.ppm', 'k.PGM', 'l.tga')]
-
-
-# ---- More than 8 bits per channel
-
-# Values of a camera with 12 bits, big-endian as in PNG, with an opaque alpha channel.
-DEEP = np.random.RandomState(2).randint(0, 4096, [32, 32, 4]).astype('>u2')
-DEEP[..., 3] = 65535
-
-
-RGB, RGBA, LA, L = [0, 1, 2], [0, 1, 2, 3], [0, 3], [0]
-OPAQUE = np.concatenate([COLOUR, np.full([32, 32, 1], 255, np.uint8)], axis=2)
-
-
-@pytest.mark.parametrize('colour_type, channels, expected', [
-    (2, RGB, COLOUR), (6, RGBA, COLOUR), (4, LA, GREY), (0, L, GREY)])
-def test_more_than_8_bits_are_refused_in_any_colours(tmp_path, colour_type, channels, expected):
-    """Pillow would keep the upper 8 of 16 bits, so that 12 of them are almost black. The same file
-    with 8 bits is read."""
-    (tmp_path / 'image').write_bytes(raw_images.png(colour_type, DEEP[..., channels]))
-    with pytest.raises(errors.UserError, match=r'\(more than 8 bits, or fractions: scale them to '):
-        images.read(tmp_path / 'image')
-    (tmp_path / 'image').write_bytes(raw_images.png(colour_type, OPAQUE[..., channels]))
-    np.testing.assert_array_equal(images.read(tmp_path / 'image'), expected)
-
-
-def test_heic_files(tmp_path):
-    """The error says where to find help. In a folder, they are found unless converted."""
-    (tmp_path / '1.HEIC').write_bytes(b'\0\0\0\x18ftypheic\0\0\0\0mif1heic')
-    for name in ('2.heic', '2.heic.png', '3.heif'):
-        (tmp_path / name).touch()
-    with pytest.raises(errors.UserError, match=r'1.HEIC cannot be read .*; for HEIC.*see docs/'):
-        images.read(tmp_path / '1.HEIC')
-    assert images.paths_in(tmp_path) == [f'{tmp_path}/{name}' for name in (
-        '1.HEIC', '2.heic.png', '3.heif')]
+    assert images.paths_in(tmp_path) == [f'{tmp_path}/{name}' for name in found]

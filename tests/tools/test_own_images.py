@@ -1,5 +1,3 @@
-import os
-
 from cifar10_lib import errors
 from classification_lib import data_sets, own_images
 
@@ -42,22 +40,14 @@ def pictures(split):
 # The split without test folders.
 
 def test_about_a_sixth_is_for_testing(tmp_path):
-    """Of 600 images, 100 are expected, with a standard deviation of sqrt(600 * 5 / 36) = 9.1."""
-    fill(tmp_path, cat=300, dog=300)
+    """Recorded once, the same on any computer: of the 256 grey values, those whose images are. 43
+    are expected, with a standard deviation of 6."""
+    for value in range(256):
+        write(tmp_path / ('cat', 'dog')[value % 2] / f'{value}.png', value)
     own, _ = read(tmp_path)
     assert own.classes == ['cat', 'dog']
-    assert 60 < len(own.test.labels) < 140
-    assert len(own.train.labels) + len(own.test.labels) == 600
-    assert not pictures(own.train).keys() & pictures(own.test).keys()
-    assert np.bincount(own.test.labels).min() > 20
-
-
-def test_the_same_images_on_any_computer(tmp_path):
-    """Recorded once: of the grey values 0 to 59, those whose images are for testing."""
-    for value in range(60):
-        write(tmp_path / 'ab'[value % 2] / f'{value}.png', value)
-    own, _ = read(tmp_path)
-    assert sorted(own.test.images[:, 0, 0, 0].tolist()) == [9, 10, 19, 27, 43]
+    assert sorted(own.test.images[:, 0, 0, 0].tolist())[:5] == [9, 10, 19, 27, 43]
+    assert (len(own.train.labels), len(own.test.labels)) == (224, 32)
 
 
 def test_adding_renaming_and_copying_images_never_moves_one(tmp_path):
@@ -106,15 +96,14 @@ def test_a_class_may_be_named_like_a_part(tmp_path):
     ({'Train': 3, 'Val': 3}, ' has only Train, Val; expected ')])
 def test_folders_that_are_not_classes(tmp_path, counts, line):
     fill(tmp_path, **counts)
-    with pytest.raises(errors.UserError) as error:
+    with pytest.raises(errors.UserError, match=f'^{tmp_path}{line}.*$'):
         read(tmp_path)
-    assert str(error.value).startswith(f'{tmp_path}{line}') and '\n' not in str(error.value)
 
 
 def test_what_is_skipped_is_named_with_the_reason(tmp_path):
-    """A folder that the system added has no image that can be read; its name does not matter."""
+    """A folder without an image that can be read is not a class."""
     fill(tmp_path, **{'cat': 6, 'dog': 6, '.git': 1})
-    for name in ('cat/list.csv', 'cat/._0.png', 'cat/more/x', '@eaDir/x', '__MACOSX/._0.png',
+    for name in ('cat/list.csv', 'cat/._0.png', 'cat/more/x', '__MACOSX/._0.png',
                  'cow/broken.png', 'notes.txt', 'photo.png'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -129,9 +118,9 @@ def test_what_is_skipped_is_named_with_the_reason(tmp_path):
     assert skipped == sorted([
         *(f'{name} (not a folder, or hidden)' for name in ('.git', 'notes.txt', 'photo.png')),
         *(f'{name} (not named like an image)' for name in (
-            '@eaDir/x', '__MACOSX/._0.png', 'cat/._0.png', 'cat/list.csv')),
+            '__MACOSX/._0.png', 'cat/._0.png', 'cat/list.csv')),
         'cat/more (a folder inside a class)', 'dog/9.HEIC (its PNG is used)',
-        *(f'{name} (no images)' for name in ('@eaDir', '__MACOSX')),
+        '__MACOSX (no images)',
         f'cow/broken.png {broken}', f'dog/broken.png {broken}'])
 
 
@@ -139,13 +128,9 @@ def test_links_are_followed(tmp_path):
     fill(tmp_path / 'kept', cat=6, dog=6)
     (tmp_path / 'images' / 'dog').mkdir(parents=True)
     (tmp_path / 'images' / 'cat').symlink_to(tmp_path / 'kept' / 'cat')
-    for name, target in (('1.png', 'kept/dog/1.png'), ('2.png', 'nowhere'), ('loop', 'images')):
-        (tmp_path / 'images' / 'dog' / name).symlink_to(tmp_path / target)
-    (tmp_path / 'images' / 'itself').symlink_to('itself')
+    (tmp_path / 'images' / 'dog' / '1.png').symlink_to(tmp_path / 'kept' / 'dog' / '1.png')
     own, skipped = read(tmp_path / 'images')
-    assert len(own.train.labels) + len(own.test.labels) == 7
-    assert skipped == ['dog/2.png (not named like an image)', 'dog/loop (a folder inside a class)',
-                       'itself (not a folder, or hidden)']
+    assert len(own.train.labels) + len(own.test.labels) == 7 and skipped == []
 
 
 def test_names_in_another_unicode_form_are_the_same_class(tmp_path):
@@ -227,17 +212,10 @@ def test_other_arrays_are_refused(tmp_path, change, words):
     assert words in str(error.value) and '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('change', [
-    os.remove, lambda path: path.write_bytes(b'text'),
-    lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    lambda path: np.savez(path, x_train=arrays()['x_train'], x_test=arrays()['x_test'])])
-def test_other_files_are_refused(tmp_path, change):
-    path = tmp_path / 'a.npz'
-    np.savez_compressed(path, **arrays())
-    change(path)
-    with pytest.raises(errors.UserError) as error:
-        own_images.read_arrays(path)
-    line = str(error.value)
-    assert line.startswith(f'{path} cannot be read (') and '\n' not in line and len(line) < 600
-    assert line.endswith('; expected the arrays x_train, y_train, x_test, y_test: '
-                         'uint8 [count, 32, 32, 3], and labels from 0')
+@pytest.mark.parametrize('data', [None, b'text'])
+def test_files_without_these_arrays_are_refused(tmp_path, data):
+    if data:
+        (tmp_path / 'a.npz').write_bytes(data)
+    with pytest.raises(errors.UserError, match=(
+            r'/a.npz cannot be read \(.*\); expected the arrays x_train, y_train, x_test, y_test')):
+        own_images.read_arrays(tmp_path / 'a.npz')

@@ -1,9 +1,7 @@
 """Predictions: of which network, for which files, and how they are printed."""
-import contextlib
 import json
 import os
 import re
-import sys
 
 from cifar10_lib import errors
 from classification_lib import data_sets
@@ -69,36 +67,17 @@ def test_probabilities_are_those_of_the_averaged_weights(network, pictures, caps
 
 
 def test_folders_and_patterns(network, pictures, tmp_path, capsys):
+    """`**` stands for folders of all levels."""
     folder = tmp_path / 'pictures'
     (folder / 'notes.txt').write_text('none')
-    (folder / 'Näme with [brackets].png').write_bytes((folder / '0.png').read_bytes())
-    words = [str(folder), str(folder / '[12].png'), str(folder / 'Näme with [brackets].png'),
-             pictures[3], pictures[3]]
+    (folder / 'deep' / 'deeper').mkdir(parents=True)
+    name, deep = str(folder / 'Näme with [brackets].png'), str(folder / 'deep' / 'deeper' / '6.png')
+    for path in (name, deep):
+        Image.fromarray(IMAGES[0]).save(path)
+    words = [str(folder), f'{folder}/[12].png', name, *2 * [pictures[3]], f'{folder}/**/6.png']
     assert cifar10_predict.predict(words) == 0
     assert [line['image'] for line in predicted(capsys)] == [
-        *pictures, words[2], *pictures[1:3], words[2], *words[3:]]
-
-
-def test_a_pattern_for_folders_of_all_levels(network, pictures, tmp_path, capsys):
-    deep = tmp_path / 'pictures' / '2024' / 'june'
-    deep.mkdir(parents=True)
-    for path in (deep.parent / '5.png', deep / '6.png'):
-        path.write_bytes((tmp_path / 'pictures' / '0.png').read_bytes())
-    assert cifar10_predict.predict([f'{tmp_path}/pictures/**/[56].png']) == 0
-    assert [line['image'] for line in predicted(capsys)] == [
-        f'{deep.parent}/5.png', f'{deep}/6.png', *pictures[5:]]
-
-
-def test_a_missing_file_is_reported_before_the_table(network, pictures, capsys):
-    with flagsaver.flagsaver(json=False), contextlib.redirect_stderr(sys.stdout):
-        assert cifar10_predict.predict(['/nonexistent.png', pictures[0], '/none.png']) == 1
-    before, _, table = capsys.readouterr().out.partition('\nimage ')
-    assert re.findall(': (.*) cannot be read .No such file', before) == [
-        '/nonexistent.png', '/none.png']
-    assert 'cannot be read' not in table and len(table.splitlines()) == 4
-    done = spawn.fork_script('cifar10_predict.py', '/nonexistent.png')
-    spawn.expect_one_line(done, '/nonexistent.png cannot be read')
-    assert done.stdout == ''
+        *pictures, name, *pictures[1:3], name, *2 * [pictures[3]], pictures[6], deep]
 
 
 @pytest.mark.parametrize('word', ['', '*.png'])
@@ -112,15 +91,17 @@ def test_unreadable_images_are_reported_and_skipped(network, pictures, capsys):
     for index in (1, 3, 4, 5):  # Including a whole batch.
         with open(pictures[index], 'wb') as stream:
             stream.write(b'text')
-    os.mkfifo(os.path.join(os.path.dirname(pictures[0]), '9.png'))  # Without a writer.
-    words = [*pictures, os.path.join(os.path.dirname(pictures[0]), '9.png'), '/nonexistent.png']
-    assert cifar10_predict.predict(words) == 1
+    pipe = os.path.join(os.path.dirname(pictures[0]), '9.png')
+    os.mkfifo(pipe)  # Without a writer.
+    assert cifar10_predict.predict([*pictures, pipe, '/nonexistent.png']) == 1
     out, error = capsys.readouterr()
     assert [json.loads(line)['image'] for line in out.splitlines()] == [
         pictures[0], pictures[2], pictures[6]]
-    reported = [line.split(': ')[1].split(' cannot be read')[0] for line in error.splitlines()
-                if 'cannot be read' in line]
-    assert reported == [words[-1], pictures[1], *pictures[3:6], words[-2]]
+    # What is missing is reported before the network is built.
+    assert re.findall(': (.*) cannot be read', error) == [
+        '/nonexistent.png', pictures[1], *pictures[3:6], pipe]
+    spawn.expect_one_line(spawn.fork_script('cifar10_predict.py', '/nonexistent.png'),
+                          '/nonexistent.png cannot be read')
 
 
 def test_the_table(network, pictures, capsys):
