@@ -12,7 +12,9 @@ import time
 import psutil
 import pytest
 import spawn
+from absl import flags
 
+FLAGS = flags.FLAGS
 _MPIRUN = shutil.which('mpirun', path=os.pathsep.join(
     [str(pathlib.Path(sys.executable).parent), os.environ.get('PATH', '')]))
 
@@ -24,8 +26,35 @@ with_networks = pytest.mark.skipif(
         check=False).returncode != 0,
     reason='network namespaces require root and iproute2')
 
-SMALL_TRAINER = str(pathlib.Path(__file__).with_name('small_trainer.py'))
 _FOLDER = 'CIFAR10_TEST_JOB'  # Variable in the environment of each process of a job.
+
+
+def endless(*arguments):
+    """`words` for a small network that counts its steps, of which it saves every third one."""
+    return words('-n', 'steps', '--max_steps=1000000', '--log_frequency=1', '-s', '3',
+                 '--validate_every=0', *arguments, change='pass')
+
+
+def words(*arguments, change='', script=spawn.ROOT / 'classification.py'):
+    """Python's arguments for a run on the images of `conftest.half_bright`.
+
+    With the code `change`, which may edit modules, and `row`, the network `small_nets.STEPS`.
+    """
+    program = [script]
+    if change:
+        program = spawn.gently('classification.py', change=f'''
+import os, signal, sys, time
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import small_nets
+from cifar10_lib import errors
+from classification_lib import recipes, run
+row = small_nets.STEPS
+is_worker_1 = os.environ.get('OMPI_COMM_WORLD_RANK') == '1'
+{change}
+recipes.TABLE['steps'] = row
+''')
+    return [*program, '-n', 'tutorial', '-l', '0.03', '-b', '8', f'--data_dir={FLAGS.data_dir}',
+            f'--train_dir={FLAGS.train_dir}', f'--step_timeout={spawn.PATIENCE}', *arguments]
 
 
 class Job:
@@ -62,9 +91,9 @@ class Job:
                     found[int(rank)] = process
         return found
 
-    def send_signal(self, rank, number):
-        """Sends a signal to one worker."""
-        self.workers()[rank].send_signal(number)
+    def send_signal(self, to, number):
+        """Sends a signal to a worker, or to 'mpirun'."""
+        {**self.workers(), 'mpirun': self.process}[to].send_signal(number)
 
     def listens_at(self, rank):
         """The ports at which a worker listens, also in another network namespace: a set."""

@@ -34,16 +34,26 @@ class Reference:
         net = (net - mean) / np.sqrt(variance + 1e-5)
         return net * self.values.get(scope + 'gamma', 1.0) + self.values[scope + 'beta']
 
-    def check_update(self, moved, share):
-        """Checks values after a step: only statistics have moved, by this share of the batch's."""
-        moved = dict(moved)
-        for scope, (mean, variance) in self.statistics.items():
+    @classmethod
+    def compare(cls, logits, images, training, share, tolerance):
+        """Checks a graph's logits of images, and that of all variables only the statistics move, by
+        this share of the batch's. Returns the number of batch norms."""
+        updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+        with tf.Session() as session:
+            ours = cls(load_noise(session), training)
+            got, _ = session.run([logits, updates])
+            moved = session.run({v.op.name: v for v in tf.global_variables()})
+        expected = ours.logits(images)
+        np.testing.assert_allclose(
+            got, expected, rtol=tolerance, atol=tolerance * abs(expected).max())
+        for scope, (mean, variance) in ours.statistics.items():
             for name, new in (('moving_mean', mean), ('moving_variance', variance)):
-                expected = (1 - share) * self.values[scope + name] + share * new
+                updated = (1 - share) * ours.values[scope + name] + share * new
                 np.testing.assert_allclose(
-                    moved.pop(scope + name), expected, rtol=1e-3, atol=1e-3 * abs(new).max())
+                    moved.pop(scope + name), updated, rtol=1e-3, atol=1e-3 * abs(new).max())
         for name, value in moved.items():
-            np.testing.assert_array_equal(value, self.values[name].astype(np.float32))
+            np.testing.assert_array_equal(value, ours.values[name].astype(np.float32))
+        return len(ours.statistics)
 
 
 def pool(net):

@@ -6,36 +6,12 @@ import tensorflow.compat.v1 as tf
 
 
 def gradients(**sizes):
-    """(gradient, variable) pairs of float32 vectors, by name with '__' for '/'."""
-    return [(tf.zeros([size]), tf.get_variable(name.replace('__', '/'), [size]))
-            for name, size in sizes.items()]
+    """(gradient, variable) pairs of float32 vectors."""
+    return [(tf.zeros([size]), tf.get_variable(name, [size])) for name, size in sizes.items()]
 
 
-def names(buckets):
-    return [[variable.op.name for _, variable in bucket] for bucket in buckets]
-
-
-def test_buckets_by_hand():
-    """3, 2, 6 and 1 numbers of four bytes, in buckets of 20 bytes, as in the docstring. A bucket
-    has gradients of one type."""
-    grads = gradients(a=3, b=2, c=6, d=1)
-    assert names(collectives.buckets(grads, 20)) == [['a', 'b'], ['c'], ['d']]
-    grads.append((tf.zeros([3], tf.bfloat16), tf.get_variable('e', [3], tf.bfloat16)))
-    assert names(collectives.buckets(grads, 100)) == [['a', 'b', 'c', 'd'], ['e']]
-
-
-def test_a_bucket_ends_at_a_layer():
-    """Two layers of 4 + 1 numbers: a bucket of 6 ends before the second layer's weights."""
-    grads = gradients(one__weights=4, one__biases=1, two__biases=1, two__weights=4)
-    assert names(collectives.buckets(grads, 24)) == [
-        ['one/weights', 'one/biases'], ['two/biases', 'two/weights']]
-    # A layer that is larger than a bucket is divided.
-    assert names(collectives.buckets(grads, 16)) == [
-        ['one/weights'], ['one/biases'], ['two/biases'], ['two/weights']]
-
-
-@pytest.fixture
-def small_buckets(monkeypatch):
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch):
     """Buckets of 25 numbers."""
     monkeypatch.setattr(collectives, 'BUCKET_BYTES', 100)
 
@@ -57,7 +33,7 @@ def waits_for(op):
     return found
 
 
-def test_the_last_layers_come_first_and_overlap_with_the_others(small_buckets):
+def test_the_last_layers_come_first_and_overlap_with_the_others():
     grads = gradients(a=13, b=99, c=7)
     means = collectives.mean_gradients([*grads, (None, tf.get_variable('d', [5]))], 2)
     assert [variable.op.name for _, variable in means] == ['a', 'b', 'c']
@@ -68,7 +44,7 @@ def test_the_last_layers_come_first_and_overlap_with_the_others(small_buckets):
     assert first.name not in waits_for(second)
 
 
-def test_without_overlap_they_wait_for_the_whole_backward_pass(small_buckets):
+def test_without_overlap_they_wait_for_the_whole_backward_pass():
     grads = gradients(a=13, b=99, c=7)
     collectives.mean_gradients(grads, 2, overlap=False)
     assert len(reductions()) == 3
@@ -76,7 +52,7 @@ def test_without_overlap_they_wait_for_the_whole_backward_pass(small_buckets):
         assert {gradient.op.name for gradient, _ in grads} <= waits_for(each)
 
 
-def test_on_gpus_buckets_go_one_after_another(small_buckets):
+def test_on_gpus_buckets_go_one_after_another():
     """Otherwise, two workers whose GPUs take them in different orders would wait forever."""
     collectives.mean_gradients(gradients(a=13, b=99, c=7), 2, on_gpu=True)
     first, second, third = reductions()

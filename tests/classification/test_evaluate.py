@@ -1,22 +1,20 @@
 """Runs that were trained, also by earlier versions, and what is counted."""
-import os
-
-from cifar10_lib import checkpoints, errors
+from cifar10_lib import errors
 from classification_lib import data_sets, evaluate, recipes, records, run
 
 import numpy as np
+import plain
 import pytest
 import run_settings
 import small_nets
-import tensorflow.compat.v1 as tf
 
 AVERAGE = '/ExponentialMovingAverage'
 CLASSES = ('lower', 'upper')
 
 
-def write(folder, net='small', classes=CLASSES, **more):
+def write(folder, net='small'):
     """Writes run.json."""
-    run.write(str(folder), run_settings.of(net=net, classes=tuple(classes)), **more)
+    run.write(str(folder), run_settings.of(net=net, classes=CLASSES))
 
 
 @pytest.fixture(autouse=True)
@@ -33,18 +31,14 @@ def save(folder, sign, suffixes=('', AVERAGE), num_classes=2, step=7):
     half = small_nets.SIZE ** 2 * 3 // 2
     weights = np.zeros([2 * half, num_classes], np.float32)
     weights[:half, 0] = weights[half:, 1] = -sign
-    with tf.Graph().as_default(), tf.Session() as session:
-        for suffix in suffixes:
-            flip = -1 if suffix else 1
-            tf.get_variable('linear/weights' + suffix, initializer=flip * weights)
-            for name, value in (('gamma', 1.0), ('beta', 0.0), ('moving_mean', 128.0),
-                                ('moving_variance', 4000.0)):
-                tf.get_variable(f'bn/{name}' + suffix, initializer=np.full([3], value, np.float32))
-        counter = tf.get_variable('global_step', initializer=np.int64(step))
-        session.run(tf.global_variables_initializer())
-        os.makedirs(folder, exist_ok=True)
-        return tf.train.Saver().save(
-            session, os.path.join(folder, 'model.ckpt'), global_step=counter)
+    values = {'global_step': np.int64(step)}
+    for suffix in suffixes:
+        flip = -1 if suffix else 1
+        values['linear/weights' + suffix] = flip * weights
+        for name, value in (('gamma', 1.0), ('beta', 0.0), ('moving_mean', 128.0),
+                            ('moving_variance', 4000.0)):
+            values[f'bn/{name}{suffix}'] = np.full([3], value, np.float32)
+    return plain.save(f'{folder}/model.ckpt-{step}', values)
 
 
 def counted(folder, images=CLASSES, **options):
@@ -86,20 +80,13 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 def test_find(tmp_path, monkeypatch):
     folder = str(tmp_path)
-    write(folder)
-    with pytest.raises(errors.UserError, match='No checkpoint in .*: train first'):
-        evaluate.find(folder)
     with pytest.raises(errors.UserError, match=(
             '^No checkpoint in .*best: choose another run, train with classification.py '
             '--validate_every=1, or leave out --best$')):
         evaluate.find(folder, best=True)
+    write(folder)
     first, last = save(folder, 1, step=7), save(folder, 1, step=9)
-    best = save(os.path.join(folder, 'best'), 1, step=5)
-    write(os.path.join(folder, 'best'), classes=['a', 'b'], step=5, validation_error=0.5)
     assert evaluate.find(folder).checkpoint.path == last
-    assert evaluate.find(folder)[1:3] == (recipes.TABLE['small'], CLASSES)
-    assert evaluate.find(folder, best=True).checkpoint.path == best
-    assert evaluate.find(folder, best=True).classes == ('a', 'b')
     for ending in ('', '.index', '.meta', '.data-00000-of-00001'):
         assert evaluate.find(first + ending).checkpoint.path == first
     monkeypatch.chdir(folder)
@@ -113,10 +100,8 @@ def test_find(tmp_path, monkeypatch):
     (3, '', ('0', '1', '2')), (10, AVERAGE, data_sets.CIFAR10.classes)])
 def test_a_run_without_run_json_is_the_tutorials(tmp_path, count, suffix, expected):
     """The names of its classes are those of CIFAR-10 if there are as many, otherwise numbers."""
-    with tf.Session() as session:
-        tf.get_variable('softmax_linear/biases' + suffix, [count])
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), global_step=4)
+    plain.save(f'{tmp_path}/model.ckpt-4', {
+        f'softmax_linear/biases{suffix}': np.zeros(count, np.float32), 'global_step': np.int64(4)})
     found = evaluate.find(str(tmp_path), data_dir=str(tmp_path))
     assert found[1:] == (recipes.TABLE['tutorial'], expected, {})
 
@@ -130,26 +115,3 @@ def test_per_class():
         ['disc', '10', '8', '7', '0.700', '0.875'],
         ['x', '0', '0', '0', 'nan', 'nan']]
     assert len(set(map(len, lines))) == 1
-
-
-def test_starting_weights(tmp_path):
-    """Of the result, all layers that fit; the last one only for the same classes."""
-    stored = checkpoints.read(save(tmp_path, 1))
-    trained = evaluate.Trained(
-        checkpoints.Found('PATH', stored), recipes.TABLE['small'], CLASSES, {})
-
-    def found(num_classes, classes):
-        with tf.Graph().as_default():
-            small_nets.inference(tf.zeros([4, 16, 16, 3]), num_classes, training=True)
-            weights = evaluate.starting_weights(trained, tf.global_variables(), classes)
-            return {variable.op.name: value for variable, value in weights.items()}
-
-    same = found(2, CLASSES)
-    assert sorted(same) == ['bn/beta', 'bn/gamma', 'bn/moving_mean', 'bn/moving_variance',
-                            'linear/weights']
-    for name, value in same.items():
-        np.testing.assert_array_equal(value, stored[name + AVERAGE])
-    assert sorted({*same} - {*found(2, ('a', 'b'))}) == ['linear/weights']
-    assert sorted({*same} - {*found(3, (*CLASSES, 'c'))}) == ['linear/weights']
-    with pytest.raises(errors.UserError, match='has no layer of this network'):
-        evaluate.starting_weights(trained, [tf.get_variable('other/weights', [3])], CLASSES)

