@@ -1,5 +1,5 @@
 # make demo      trains 300 steps on generated images and evaluates them; downloads no images
-# make test      runs the linters and the quick tests (about three minutes on two idle cores)
+# make test      runs the linters and the quick tests (about two minutes on two idle cores)
 # make check     runs the linters and all tests (about a quarter of an hour)
 # make coverage  runs the quick tests and prints how much of each file they execute
 # make format    sorts imports and repairs what the linter can repair

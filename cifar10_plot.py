@@ -122,7 +122,8 @@ def curves(figure):
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0]):
         for (folder, found), style in zip(runs.items(), itertools.cycle(('-', '--', ':', '-.'))):
             for name in [name for name in found if panel in name]:
-                axes.plot(*zip(*sorted(found[name])), linestyle=style, color=f'C{names.index(name)}',
+                steps, figures = zip(*sorted(found[name]))
+                axes.plot(steps, figures, linestyle=style, color=f'C{names.index(name)}',
                           marker='.', markersize=2, label=f'{name} of {folder}')
         axes.set(title=panel, xlabel='step')
         axes.grid(alpha=0.3)

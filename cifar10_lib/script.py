@@ -35,7 +35,8 @@ def run(main, positional='', aliases=None, **defaults):
         aliases: other names of flags, {alias: name}.
         defaults: other defaults of flags, by name.
     """
-    if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
+    is_default = tf.logging.get_verbosity() == tf.logging.WARN
+    if is_default and 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
         tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors it logs.
     # An evaluation can share a GPU with a trainer.
     os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')

@@ -282,7 +282,10 @@ def _restored(run, scaffold):
 
     Raises `errors.UserError` if the checkpoint does not fit the graph.
     """
-    saver = scaffold.saver or tf.train.Saver(max_to_keep=5, save_relative_paths=True)
+    saver = scaffold.saver
+    if saver is None:
+        saver = tf.train.Saver(max_to_keep=5, save_relative_paths=True)
+        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Other hooks may look for it there.
     if run.found is None:
         return tf.train.Scaffold(copy_from_scaffold=scaffold, saver=saver)
     found = checkpoints.Found(

@@ -11,6 +11,7 @@ import outcomes
 import plain
 import pytest
 import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -284,6 +285,22 @@ def test_tensorflows_session_and_removed_hooks(half_bright, tmp_path, edits):
     with copies.imported(copy) as import_:
         run(import_, 'cifar10_train', max_steps=2)
     assert latest()['global_step'] == 2
+
+
+@pytest.mark.slow
+def test_hooks_of_tensorflow(half_bright, tmp_path):
+    """Their lines appear at the level that the script chooses; a second saver saves, too."""
+    copy = copies.copy_with(tmp_path / 'copy', {
+        'cifar10_input.py': SHORT_QUEUE, 'cifar10_train.py': {
+            'FLAGS = tf.app.flags.FLAGS\n':
+                'FLAGS = tf.app.flags.FLAGS\ntf.logging.set_verbosity(tf.logging.INFO)\n',
+            '_LoggerHook(loss)]': "tf.train.LoggingTensorHook({'mine': loss}, every_n_iter=1), "
+            "tf.train.CheckpointSaverHook(FLAGS.train_dir + '-second', save_steps=1)]"}})
+    done = spawn.fork([copy / 'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', '--max_steps=2',
+                       f'--train_dir={FLAGS.train_dir}', '--batch_size=8'])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count('INFO:tensorflow:mine = ') == 2
+    assert checkpoints.newest(FLAGS.train_dir + '-second').values['global_step'] == 2
 
 
 @pytest.mark.slow
