@@ -11,6 +11,7 @@ import errno
 import functools
 import glob
 import io
+import itertools
 import json
 import os
 import sys
@@ -28,7 +29,8 @@ import tqdm
 FILE, METRICS, PARAMETERS, BEST = 'run.json', 'metrics.csv', 'params.h5', 'best'
 
 # `step` is the number of steps so far, `wall_time` in seconds since 1970. Training figures are
-# means over the steps since the row before. A figure that was not measured is empty.
+# means over the steps since the row before; others than these follow. A figure that was not
+# measured is empty.
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
            'validation_error', 'images_per_second')
 
@@ -202,6 +204,7 @@ class Log:
         self._folder, self._settings, self._frequency = folder, settings, frequency
         self._first_step = self._step = first_step
         self._rows = [row for row in read_metrics(folder) if row['step'] <= first_step]
+        self._columns = list(dict.fromkeys(itertools.chain(COLUMNS, *self._rows)))
         self._rewrite()
         self._values: list[Mapping[str, float]] = []  # One per step since the last line,
         self._seconds: list[float] = []  # and how long it took.
@@ -218,7 +221,7 @@ class Log:
             for row in self._rows)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the figures of a step: training_loss, training_error and learning_rate by name."""
+        """Adds the figures of a step by name: training_loss, training_error, and any others."""
         if step > self._first_step + 1:
             self._seconds.append(time.perf_counter() - self._start_time)
         self._step = step
@@ -280,24 +283,30 @@ class Log:
                      f'{sec_per_batch:.3f} sec/batch)')
         self._values, self._seconds = [], []
         self._rows.append(row)
-        with open(os.path.join(self._folder, METRICS), 'a', encoding='utf-8', newline='') as stream:
-            stream.write(_line(row))
+        more = [name for name in row if name not in self._columns]
+        if more:
+            self._columns += more
+            self._rewrite()
+        else:
+            path = os.path.join(self._folder, METRICS)
+            with open(path, 'a', encoding='utf-8', newline='') as stream:
+                stream.write(self._line(row))
         self._show(text)
 
     def _rewrite(self):
+        lines = [','.join(self._columns) + '\n', *map(self._line, self._rows)]
         with files.new_file(os.path.join(self._folder, METRICS)) as stream:
-            stream.write((','.join(COLUMNS) + '\n' + ''.join(map(_line, self._rows))).encode())
+            stream.write(''.join(lines).encode())
+
+    def _line(self, row):
+        """A line of `metrics.csv`."""
+        formats = {'step': '.0f', 'wall_time': '.3f'}  # The others have the digits of a float32.
+        return ','.join('' if row.get(name) is None else format(row[name], formats.get(name, '.7g'))
+                        for name in self._columns) + '\n'
 
     def _show(self, text):
         with tqdm.tqdm.external_write_mode():  # Above the bar.
             print(f'{datetime.now()}: {text}', flush=True)
-
-
-def _line(row):
-    """A line of `metrics.csv`."""
-    formats = {'step': '.0f', 'wall_time': '.3f'}  # The others have the digits of a float32.
-    return ','.join('' if row.get(name) is None else format(row[name], formats.get(name, '.7g'))
-                    for name in COLUMNS) + '\n'
 
 
 def best_checkpoint(folder: str) -> str | None:

@@ -72,6 +72,17 @@ def test_a_row_has_means_since_the_row_before(tmp_path):
         (2, 1.5, None), (4, 3.5, None), (5, 5.0, 0.25), (6, 6.0, None), (7, 7.0, None)]
 
 
+def test_a_figure_that_an_edit_adds(metrics):
+    """It gets a column, which stays when the edit is undone."""
+    for first_step, more in ((30, {'momentum': 0.5}), (32, {})):
+        written = log(metrics.parent, first_step)
+        for step in (first_step + 1, first_step + 2):
+            written.add(step, {**VALUES, **more})
+        written.close()
+    assert figures(metrics.parent, 'step', 'training_loss', 'momentum') == [
+        (10, 2.5, None), (20, 2.5, None), (30, 2.5, None), (32, 2.5, 0.5), (34, 2.5, None)]
+
+
 def test_the_training_error_of_an_epoch_with_a_resume(tmp_path, capsys):
     """Steps 1 to 3 were those of an earlier start."""
     resumed = log(tmp_path, 3)
