@@ -1,6 +1,7 @@
 """The start and the end of a script: flags, one-line errors, exit codes, devices."""
 import contextlib
 import difflib
+import logging
 import math
 import os
 import pathlib
@@ -35,9 +36,13 @@ def run(main, positional='', aliases=None, **defaults):
         aliases: other names of flags, {alias: name}.
         defaults: other defaults of flags, by name.
     """
-    is_default = tf.logging.get_verbosity() == tf.logging.WARN
-    if is_default and 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
-        tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors it logs.
+    if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
+        # TensorFlow warns of deprecations, and raises the errors it logs, too. What a program logs
+        # by tf.logging is shown.
+        folder = os.path.dirname(sys.modules['tensorflow'].__file__)
+        logging.getLogger('tensorflow').addFilter(
+            lambda record: record.levelno < logging.WARNING
+            or not record.pathname.startswith(folder))
     # An evaluation can share a GPU with a trainer.
     os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
     cores = _cores_by_quota()

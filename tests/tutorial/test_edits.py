@@ -289,17 +289,20 @@ def test_tensorflows_session_and_removed_hooks(half_bright, tmp_path, edits):
 
 @pytest.mark.slow
 def test_hooks_of_tensorflow(half_bright, tmp_path):
-    """Their lines appear at the level that the script chooses; a second saver saves, too."""
+    """Their lines appear at the level that the script chooses, and its own warnings; those of
+    TensorFlow do not. A second saver saves, too."""
     copy = copies.copy_with(tmp_path / 'copy', {
         'cifar10_input.py': SHORT_QUEUE, 'cifar10_train.py': {
             'FLAGS = tf.app.flags.FLAGS\n':
                 'FLAGS = tf.app.flags.FLAGS\ntf.logging.set_verbosity(tf.logging.INFO)\n',
+            'if FLAGS.restart:': "tf.logging.warning('of my own')\n        if FLAGS.restart:",
             '_LoggerHook(loss)]': "tf.train.LoggingTensorHook({'mine': loss}, every_n_iter=1), "
             "tf.train.CheckpointSaverHook(FLAGS.train_dir + '-second', save_steps=1)]"}})
     done = spawn.fork([copy / 'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', '--max_steps=2',
                        f'--train_dir={FLAGS.train_dir}', '--batch_size=8'])
     assert done.returncode == 0, done.stderr
     assert done.stderr.count('INFO:tensorflow:mine = ') == 2
+    assert re.findall('^WARNING:.*', done.stderr, re.MULTILINE) == ['WARNING:tensorflow:of my own']
     assert checkpoints.newest(FLAGS.train_dir + '-second').values['global_step'] == 2
 
 
