@@ -73,7 +73,7 @@ def pytest_configure():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, 'SIGQUIT'):  # Not on Windows.
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    tf.logging.set_verbosity(tf.logging.FATAL)  # As in the scripts.
+    tf.logging.set_verbosity(tf.logging.FATAL)  # The scripts hide its warnings, too.
     for script in _SCRIPTS:
         importlib.import_module(script)
         for name in FLAGS:
