@@ -51,6 +51,7 @@ import cifar10
 
 FLAGS = tf.app.flags.FLAGS
 
+# A flag on which the updates depend is also a field of `run.Settings`: a resume keeps its value.
 flags.DEFINE_string('net', 'resnet23', f'The network: {", ".join(recipes.TABLE)}.', short_name='n')
 flags.DEFINE_string('dataset', None, f'The images: {", ".join(data_sets.TABLE)}, or the folder of '
                     'a data set. By default cifar10; of --evaluate, that of the run.')
@@ -276,15 +277,20 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
 
     # The network in validation, with the variables that count: often the moving averages, which
     # exist by now. The loss and the update have taken what they need from the graph's collections.
+    known = tf.global_variables()
     with tf.name_scope('validation'), tf.variable_scope(
             tf.get_variable_scope(), reuse=True, auxiliary_name_scope=False,
-            custom_getter=evaluate.result_getter(tf.global_variables(), recipe.averages)):
+            custom_getter=evaluate.result_getter(known, recipe.averages)):
         pixels, labels, initializer = validation_images.batches(
             settings.batch_size, worker.rank, worker.size)
         with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
             images = recipe.prepare(pixels)
         logits = recipe.inference(images, len(settings.classes), training=False, dtype=dtype)
         count_op = tf.stack([wrong(logits, labels), tf.cast(tf.size(labels), tf.float32)])
+    for new in tf.global_variables()[len(known):]:  # By tf.Variable, for example.
+        raise errors.UserError(f'{script.place(new.op.traceback)}({new.op.name}): in validation, '
+                               'the network has a variable that was not trained: create it by '
+                               'tf.get_variable')
 
     share_op = worker.sharing(tf.global_variables())
     return Graph(train_op, figures, own_signal, any_signal, initializer, count_op, share_op,
@@ -317,7 +323,7 @@ def make_steps(worker, settings, first_step, graph, stop, opened, results):
             is_stopped = error is None
         if step < settings.max_steps and not is_stopped:
             print('The first step takes longer: TensorFlow prepares the graph.', flush=True)
-        while step < settings.max_steps and not is_stopped:
+        while step < settings.max_steps and not is_stopped and not mon_sess.should_stop():
             _, values, signal = mon_sess.run(
                 [graph.train_op, graph.figures, graph.any_signal],
                 {graph.own_signal: stop.number}, options=worker.options(step - first_step))

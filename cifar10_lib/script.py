@@ -91,34 +91,39 @@ def _open_standard_streams():
 
 
 def _described(error):
-    """The message of an expected error on one line; of a failed operation, also the place in the
-    user's code where it was added to the graph."""
+    """The message of an expected error on one line; also the place in the user's code that raised
+    it or, of a failed operation, where it was added to the graph."""
     reason = errors.one_line(error)
-    if not isinstance(error, tf.errors.OpError):
+    if isinstance(error, errors.UserError):
         return reason
-    op, name = error.op, re.search(r'\{\{node ([^}]+)\}\}', error.message)
-    if op is None and name:  # The error of a thread that fills a queue.
+    if not isinstance(error, tf.errors.OpError):
+        where = place(traceback.extract_tb(error.__traceback__)[-1:])
+        return f'{where.strip()}: {reason or type(error).__name__}' if where else reason
+    op, names = error.op, re.findall(r'\[\[(?:\{\{node )?([^]}]+)', error.message)
+    if 'user-defined function' in error.message:  # Of `tf.data`: `names` ends with the iterator.
+        op, names = None, names[::-1]
+    if op is None and names:  # The error of a thread that fills a queue.
         # It has passed through a method of the session, which knows the graph.
         for frame, _ in traceback.walk_tb(error.__traceback__):
             session = frame.f_locals.get('self')
             if isinstance(session, tf.Session):
                 with contextlib.suppress(KeyError, ValueError):  # It is within a function.
-                    op = session.graph.get_operation_by_name(name[1])
+                    op = session.graph.get_operation_by_name(names[0])
     if op is not None:
-        return f'{_place(op)}({op.name}): {reason}. CIFAR10_TRACEBACK=1 shows all'
-    if name:
-        return f'({name[1]}): {reason}. CIFAR10_TRACEBACK=1 shows all'
+        return f'{place(op.traceback)}({op.name}): {reason}. CIFAR10_TRACEBACK=1 shows all'
+    if names:
+        return f'({names[0]}): {reason}. CIFAR10_TRACEBACK=1 shows all'
     return reason
 
 
-def _place(op):
-    """'FILE:LINE ' of the innermost line outside of libraries that added an operation."""
+def place(frames):
+    """'FILE:LINE ' of the innermost frame outside of libraries, of a list; '' without one."""
     paths = sysconfig.get_paths()
     packages = [os.path.realpath(paths[name]) for name in ('purelib', 'platlib')]
     libraries = tuple(f'{os.path.realpath(folder)}{os.sep}' for folder in (
         *packages, paths['stdlib'], os.path.dirname(sys.modules['tensorflow'].__file__),
         os.path.dirname(__file__)))
-    for frame in reversed(list(op.traceback)):
+    for frame in reversed(list(frames)):
         path = os.path.realpath(frame.filename)
         # After `pip install .`, the tutorial's files are beside the packages.
         if os.path.dirname(path) in packages or not path.startswith(libraries):

@@ -96,11 +96,11 @@ def training_session(*, master='', is_chief=True, checkpoint_dir=None, scaffold=
                      save_checkpoint_steps=None, stop=None):
     """A session that trains in `checkpoint_dir`, from the newest intact checkpoint on.
 
-    Its parameters are those of `tf.train.MonitoredTrainingSession`, but for two: `checkpoint_dir`
-    may be a `Run` that the caller has opened, and `stop` is a `StopSignal` after which the caller
-    ends its loop, then the process by `end_by`. Without it, the session does both. Only the
-    chief uses the folder; without one, nothing is written. `save_checkpoint_steps` replaces
-    `save_checkpoint_secs`.
+    Its parameters are those of `tf.train.MonitoredTrainingSession` that the programs need, but for
+    two: `checkpoint_dir` may be a `Run` that the caller has opened, and `stop` is a `StopSignal`
+    after which the caller ends its loop, then the process by `end_by`. Without it, the session does
+    both. Only the chief uses the folder; without one, nothing is written. `save_checkpoint_steps`
+    replaces `save_checkpoint_secs`.
 
     After SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGUSR1, the running step ends and a checkpoint is
     saved; then KeyboardInterrupt or SystemExit (128 + signal number) is raised. A second signal
@@ -339,7 +339,8 @@ def _signals_caught(stop, is_chief):
     """Gives the first signal to a `StopSignal`; a second one ends the process.
 
     A second SIGHUP does not: the system and the shell both send it. Signals that are ignored, as
-    with `nohup`, stay ignored. Python allows handlers only in the main thread.
+    with `nohup`, stay ignored, and a program's own handlers stay. Python allows handlers only in
+    the main thread.
     """
     first_time = 0.0
 
@@ -360,7 +361,7 @@ def _signals_caught(stop, is_chief):
         yield
         return
     earlier = {number: signal.signal(number, catch) for number in _SIGNALS
-               if signal.getsignal(number) is not signal.SIG_IGN}
+               if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)}
     try:
         yield
     finally:

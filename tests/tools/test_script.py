@@ -105,6 +105,7 @@ def _raise(error):
     (lambda: _raise(errors.UserError('what to do')), 'what to do'),
     (lambda: os.listdir('missing/x'), "No such file or directory: 'missing/x'"),
     (lambda: _raise(FloatingPointError('two\nlines')), 'two lines'),
+    (lambda: _raise(TimeoutError()), 'TimeoutError'),
     (lambda: _raise(tf.errors.AbortedError(None, None, 'Stale file handle')), 'Stale file handle'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.
     (lambda: _raise(tf.errors.ResourceExhaustedError(
@@ -113,8 +114,11 @@ def _raise(error):
      '(Fill): OOM when allocating tensor with shape[9] by allocator GPU_0_bfc. CIFAR10_TRACEBACK=1 '
      'shows all')])
 def test_errors_of_the_user_or_the_machine_are_one_line(run, monkeypatch, tmp_path, main, line):
+    """If the user's own code has raised one, with its place."""
     monkeypatch.chdir(tmp_path)
-    assert run(main) == (1, '', f'script.py: {line}\n')
+    code, out, error = run(main)
+    assert (code, out) == (1, '')
+    assert re.fullmatch(rf'script\.py: (test_script\.py:\d+: )?{re.escape(line)}\n', error), error
     monkeypatch.setenv('CIFAR10_TRACEBACK', '1')
     code, _, error = run(main)
     assert code == 1 and error.startswith('Traceback ')

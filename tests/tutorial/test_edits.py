@@ -307,6 +307,25 @@ def train():
 
 
 @pytest.mark.slow
+def test_variables_that_are_not_shared(half_bright, tmp_path):
+    """By tf.Variable: a single network trains. Of several, each would have its own."""
+    copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': SHORT_QUEUE})
+    copies.replace(copy / 'cifar10.py', _variable_on_cpu='''
+def _variable_on_cpu(name, shape, initializer):
+    return tf.Variable(initializer(shape, dtype=tf.float32), name=name, use_resource=True)  # Here.
+''')
+    line = (copy / 'cifar10.py').read_text().partition('# Here.')[0].count('\n') + 1
+    with copies.imported(copy) as import_:
+        run(import_, 'cifar10_train', max_steps=1)
+        with pytest.raises(ValueError, match='do not share .*tower_1/conv1/weights.*get_variable'):
+            run(import_, 'cifar10_multi_gpu_train', max_steps=2, num_gpus=2)
+        with pytest.raises(ValueError, match=(
+                rf'^cifar10.py:{line} \(validation/conv1/weights\): .*tf.get_variable$')):
+            run(import_, 'classification', net='tutorial', max_steps=1,
+                train_dir=str(tmp_path / 'own'))
+
+
+@pytest.mark.slow
 def test_another_initial_value(half_bright, tmp_path, capsys):
     """The same command again says what to do, and then the edit has its effect."""
     copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': SHORT_QUEUE})

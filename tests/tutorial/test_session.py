@@ -297,6 +297,19 @@ def test_a_signal_ends_after_the_running_step_and_saves(tmp_path, capsys, number
     assert [signal.getsignal(each) for each in session._SIGNALS] == before
 
 
+def test_a_handler_of_ones_own_stays(tmp_path):
+    caught = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: caught.append(number))
+    try:
+        with counter(tmp_path, tf.train.StopAtStepHook(last_step=3)) as (sess, op):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not sess.should_stop():
+                sess.run(op)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught == [signal.SIGUSR1] and counting.latest(tmp_path) == 3
+
+
 def test_in_another_thread(tmp_path):
     """Where Python allows no signal handlers."""
     thread = threading.Thread(target=counting.train, args=(tmp_path, 5))
