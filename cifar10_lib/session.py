@@ -284,7 +284,8 @@ def _restored(run, scaffold):
     """
     saver = scaffold.saver
     if saver is None:
-        saver = tf.train.Saver(max_to_keep=5, save_relative_paths=True)
+        # Built with the session: hooks may add variables in `begin`.
+        saver = tf.train.Saver(max_to_keep=5, save_relative_paths=True, defer_build=True)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Other hooks may look for it there.
     if run.found is None:
         return tf.train.Scaffold(copy_from_scaffold=scaffold, saver=saver)
@@ -299,9 +300,17 @@ def _restored(run, scaffold):
     if scaffold.init_op is not None:  # It would replace what was learned, as `init_fn` would.
         init_op = tf.global_variables_initializer()
     # Not by `saver`: the original stored the step as a float, or halves with --use_fp16.
-    return tf.train.Scaffold(
-        copy_from_scaffold=scaffold, saver=saver, init_op=init_op, **checkpoints.scaffold_options(
-            {variable: found.values[name] for name, variable in restored.items()}))
+    options = checkpoints.scaffold_options(
+        {variable: found.values[name] for name, variable in restored.items()})
+
+    def load(_, session):
+        options['init_fn'](None, session)
+        for each in tf.global_variables():  # Those that hooks have added since.
+            if each.op.name in found.values.keys() - restored.keys():
+                each.load(found.values[each.op.name], session)
+
+    return tf.train.Scaffold(copy_from_scaffold=scaffold, saver=saver, init_op=init_op,
+                             init_feed_dict=options['init_feed_dict'], init_fn=load)
 
 
 def _after_error(error, session, steps, saver):

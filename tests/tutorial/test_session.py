@@ -119,6 +119,20 @@ def test_checkpoints_by_steps_and_by_time(tmp_path):
     assert counting.steps(tmp_path / 'seldom') == [4, 0]
 
 
+def test_a_variable_that_a_hook_adds(tmp_path):
+    """It is saved and restored like any other."""
+    class Counting(tf.train.SessionRunHook):
+        def begin(self):
+            self._add = tf.get_variable('mine', initializer=0, use_resource=True).assign_add(1)
+
+        def before_run(self, run_context):
+            return tf.train.SessionRunArgs(self._add)
+
+    for last_step in (3, 5):
+        counting.train(tmp_path, last_step, [Counting()])
+        assert checkpoints.newest(str(tmp_path)).values['mine'] == last_step
+
+
 # ---- Checkpoints that are damaged, or of something else
 
 
