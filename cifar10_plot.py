@@ -122,9 +122,10 @@ def curves(figure):
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0]):
         for (folder, found), style in zip(runs.items(), itertools.cycle(('-', '--', ':', '-.'))):
             for name in [name for name in found if panel in name]:
-                points = sorted(found[name])  # Older checkpoints may have been evaluated later.
-                axes.plot([step for step, _ in points], [figure for _, figure in points],
-                          linestyle=style, color=f'C{names.index(name)}', marker='.', markersize=2,
+                # Older checkpoints may have been evaluated later.
+                points = np.reshape(sorted(found[name]), [-1, 2])
+                axes.plot(points[:, 0], points[:, 1], linestyle=style,
+                          color=f'C{names.index(name)}', marker='.', markersize=2,
                           label=f'{name} of {folder}')
         axes.set(title=panel, xlabel='step')
         axes.grid(alpha=0.3)
