@@ -65,14 +65,7 @@ def average_gradients(tower_grads):
         tower_grads: list over towers of lists of (gradient, variable), all in the same order.
 
     Returns a list of (mean gradient, variable), without variables that have no gradient.
-
-    Raises `ValueError` if the towers do not share all variables.
     """
-    names = [{var.op.name for _, var in grads} for grads in tower_grads]
-    not_shared = set.union(*names) - set.intersection(*names)
-    if not_shared:
-        raise ValueError(f'The towers do not share {", ".join(sorted(not_shared))}: create '
-                         'variables by tf.get_variable')
     average_grads = []
     for grad_and_vars in zip(*tower_grads):
         # ((grad of tower 0, var), (grad of tower 1, var), ...), where the towers share var.
@@ -119,6 +112,11 @@ def train():
                         grads = cifar10.compute_gradients(opt, loss)
                         tower_losses.append(loss)
                         tower_grads.append(grads)
+
+        # tf.Variable makes one per tower, of which the first alone would be trained.
+        for var in tf.trainable_variables('%s_[1-9]' % cifar10.TOWER_NAME):
+            raise ValueError('The towers do not share %s: create it by tf.get_variable'
+                             % var.op.name)
 
         # Here the towers wait for one another.
         grads = average_gradients(tower_grads)

@@ -93,12 +93,12 @@ def _open_standard_streams():
 def _described(error):
     """The message of an expected error on one line; also the place in the user's code that raised
     it or, of a failed operation, where it was added to the graph."""
-    reason = errors.one_line(error)
+    reason = errors.one_line(error) or type(error).__name__
     if isinstance(error, errors.UserError):
         return reason
     if not isinstance(error, tf.errors.OpError):
         where = place(traceback.extract_tb(error.__traceback__)[-1:])
-        return f'{where.strip()}: {reason or type(error).__name__}' if where else reason
+        return f'{where.strip()}: {reason}' if where else reason
     op, names = error.op, re.findall(r'\[\[(?:\{\{node )?([^]}]+)', error.message)
     if 'user-defined function' in error.message:  # Of `tf.data`: `names` ends with the iterator.
         op, names = None, names[::-1]

@@ -306,8 +306,9 @@ def _restored(run, scaffold):
     def load(_, session):
         options['init_fn'](None, session)
         for each in tf.global_variables():  # Those that hooks have added since.
-            if each.op.name in found.values.keys() - restored.keys():
-                each.load(found.values[each.op.name], session)
+            name = each.op.name
+            if name in found.values and name not in restored:
+                each.load(found.values[name], session)
 
     return tf.train.Scaffold(copy_from_scaffold=scaffold, saver=saver, init_op=init_op,
                              init_feed_dict=options['init_feed_dict'], init_fn=load)

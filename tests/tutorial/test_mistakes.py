@@ -48,7 +48,7 @@ def distort(images):
     'a function of a pipeline': ('cifar10_input.py', 'distort', '''
 def distort(images):
     def mine(number):
-        return tf.gather([1.0, 2.0], number + 5)
+        return tf.gather([1.0, 2.0], tf.minimum(number + 5, 5))
     numbers = tf.data.Dataset.range(9).map(mine)
     number = tf.data.make_one_shot_iterator(numbers).get_next('mine')  # Here.
     return tf.cast(images[:, :24, :24], tf.float32) * number
