@@ -245,6 +245,25 @@ def make_steps(worker, settings, first_step, graph, *others):
     assert 'mine' in {tag for values in outcomes.summaries(folder).values() for tag in values}
 
 
+def test_a_hook_that_ends_the_run(edited):
+    """After its fourth step, which is saved and logged."""
+    folder = edited('''
+class Hook(tf.train.SessionRunHook):
+    steps = 0
+    def after_run(self, run_context, run_values):
+        self.steps += 1
+        if self.steps == 4:
+            run_context.request_stop()
+
+unedited = session.training_session
+def training_session(*, hooks, **options):
+    return unedited(hooks=[*hooks, Hook()], **options)
+session.training_session = training_session
+''', log_frequency=10)
+    assert values(folder)['steps'] == 4
+    assert [step for step, _ in figures(folder, 'training_loss')] == [4]
+
+
 def test_a_step_is_one_run_that_fetches_a_few_numbers_and_keeps_no_memory(monkeypatch):
     """A batch of 49 kB that each step kept would be 49 MB more after a thousand steps."""
     runs, process, do_run = [], psutil.Process(), session.BaseSession._do_run
