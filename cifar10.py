@@ -219,7 +219,8 @@ def inference(images, *, num_classes=None):
 def loss(logits, labels):
     """Mean cross entropy of the batch plus the weight decay of local3 and local4.
 
-    Sums the collection `losses`.
+    Sums the collection `losses`: to add a term, put it there first. As in the original, those of
+    `tf.get_variable(regularizer=...)` are in another collection, and are not part of the loss.
 
     Args:
         logits: float32 [batch, classes], from `inference`.
