@@ -27,6 +27,7 @@ tf.app.flags.DEFINE_boolean('use_fp16', False,
                             'Compute in float16 with float32 variables; for GPUs.')
 tf.app.flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for '
                             'GPUs, and CPUs with AMX or AVX512_BF16.')
+tf.app.flags.mark_bool_flags_as_mutual_exclusive(['use_fp16', 'use_bf16'])
 parser = command_line.Parser(allow_abbrev=False)  # For programs of 2017.
 
 # The constants of the data. Edit them in cifar10_input.py.
@@ -45,6 +46,7 @@ INITIAL_LEARNING_RATE = 0.1       # The learning rate before the first drop.
 TOWER_NAME = 'tower'
 
 DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
+_DATA_FOLDER = 'cifar-10-batches-bin'  # In the archive, and in --data_dir.
 
 
 def _activation_summary(x):
@@ -92,7 +94,7 @@ def distorted_inputs():
 
     Returns images, float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], and labels, int32 [batch_size].
     """
-    data_dir = os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin')
+    data_dir = os.path.join(FLAGS.data_dir, _DATA_FOLDER)
     return cifar10_input.distorted_inputs(data_dir=data_dir, batch_size=FLAGS.batch_size)
 
 
@@ -104,7 +106,7 @@ def inputs(eval_data):
 
     Returns images, float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], and labels, int32 [batch_size].
     """
-    data_dir = os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin')
+    data_dir = os.path.join(FLAGS.data_dir, _DATA_FOLDER)
     return cifar10_input.inputs(eval_data=eval_data, data_dir=data_dir,
                                 batch_size=FLAGS.batch_size)
 
@@ -115,7 +117,7 @@ def num_examples(eval_data):
     if eval_data:
         size = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
     if hasattr(cifar10_input, 'num_records'):  # A program's own cifar10_input.py may lack it.
-        data_dir = os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin')
+        data_dir = os.path.join(FLAGS.data_dir, _DATA_FOLDER)
         size = min(size, cifar10_input.num_records(eval_data, data_dir))
     return size
 
@@ -384,14 +386,14 @@ def maybe_download_and_extract():
 
     Raises `errors.UserError` if a record file is damaged, or the download failed.
     """
-    folder = 'cifar-10-batches-bin'
-    download.maybe_download_and_extract(DATA_URL, FLAGS.data_dir, folder)
+    download.maybe_download_and_extract(DATA_URL, FLAGS.data_dir, _DATA_FOLDER)
+    data_dir = os.path.join(FLAGS.data_dir, _DATA_FOLDER)
     if not all(hasattr(cifar10_input, name)
                for name in ('record_files', '_RECORD_BYTES', '_LABEL_BYTES')):
         return
     for eval_data in (False, True):
         try:
-            paths = cifar10_input.record_files(eval_data, os.path.join(FLAGS.data_dir, folder))
+            paths = cifar10_input.record_files(eval_data, data_dir)
         except FileNotFoundError:  # `inputs` raises it again, if the program needs this set.
             continue
         for path in paths:

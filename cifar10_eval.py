@@ -106,7 +106,6 @@ def evaluate():
 
 
 def main(argv=None):  # Also for `tf.app.run(main)`.
-    del argv
     checkpoints.refuse_other_program(FLAGS.checkpoint_dir, 'classification.py --evaluate')
     cifar10.maybe_download_and_extract()
     evaluate()

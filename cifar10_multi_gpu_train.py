@@ -149,7 +149,6 @@ def train():
 
 
 def main(argv=None):  # Also for `tf.app.run(main)`.
-    del argv
     script.show_devices(cifar10.compute_type(), FLAGS.num_gpus)
     cifar10.maybe_download_and_extract()
     train()

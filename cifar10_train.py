@@ -90,7 +90,6 @@ def train():
 
 
 def main(argv=None):  # Also for `tf.app.run(main)`.
-    del argv
     script.show_devices(cifar10.compute_type())
     cifar10.maybe_download_and_extract()
     train()

@@ -133,14 +133,18 @@ def train(worker):
 
         stack.enter_context(tf.Graph().as_default())
         graph = build_graph(worker, settings, first_step, not earlier, training, validation)
-        results = run.NoResults()
+        log = best = run.Nothing()
         if worker.is_chief:
             if opened.restart:  # Only now: a wrong flag has removed nothing.
                 run.remove_files(opened.folder)
+            log = run.Log(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
+            best = run.Best(FLAGS.train_dir, settings)
             run.write(FLAGS.train_dir, settings)  # Before the first checkpoint.
-            results = run.Results(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
-        make_steps(worker, settings, first_step, graph, stop, opened, results)
-        return max(worker.gather(stop.number))
+        make_steps(worker, settings, first_step, graph, stop, opened, log, best)
+        number = max(worker.gather(stop.number))
+        if worker.is_chief and not number:
+            run.write_parameters(FLAGS.train_dir, graph.network)
+        return number
 
 
 def chosen_settings(earlier, seed, workers):
@@ -297,11 +301,11 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
                  starting, {each.op.name for each in variables})
 
 
-def make_steps(worker, settings, first_step, graph, stop, opened, results):
+def make_steps(worker, settings, first_step, graph, stop, opened, log, best):
     """Trains from `first_step` on: step, log, validate, keep the best.
 
-    `stop` is the `session.StopSignal` that this worker may catch. `opened` is worker 0's
-    `session.Run`, None for the others; `results` are its `run.Results`, or `run.NoResults`.
+    `stop` is the `session.StopSignal` that this worker may catch. `opened`, `log` and `best` are
+    worker 0's `session.Run`, `run.Log` and `run.Best`; the others have None and `run.Nothing`.
     """
     with session.training_session(
             is_chief=worker.is_chief, checkpoint_dir=opened, stop=stop,
@@ -312,14 +316,15 @@ def make_steps(worker, settings, first_step, graph, stop, opened, results):
                                        **checkpoints.scaffold_options(graph.starting_values)),
             save_checkpoint_steps=FLAGS.save_checkpoint_steps,
             **worker.session_options(tf.ConfigProto(allow_soft_placement=True))
-            ) as mon_sess, results:
+            ) as mon_sess, log:
         sess, step = mon_sess.raw_session(), first_step
         worker.share(sess, graph.share_op)
         is_stopped = False
-        if worker.gather(results.lacks_validation())[0]:
+        if worker.gather(log.lacks_validation())[0]:
             print(f'Validating step {step}, which has no validation yet.', flush=True)
             error = validation_error(worker, sess, graph, stop)
-            results.validated(sess, step, error)
+            best.offer(sess, step, error)
+            log.validated(step, error)
             is_stopped = error is None
         if step < settings.max_steps and not is_stopped:
             print('The first step takes longer: TensorFlow prepares the graph.', flush=True)
@@ -328,14 +333,14 @@ def make_steps(worker, settings, first_step, graph, stop, opened, results):
                 [graph.train_op, graph.figures, graph.any_signal],
                 {graph.own_signal: stop.number}, options=worker.options(step - first_step))
             step += 1
-            results.add(step, values)
+            log.add(step, values)
             # Several workers stop after the same step, in which each has told its signal.
             is_stopped = signal > 0 or (worker.size == 1 and stop.number > 0)
             if settings.validates(step) and not is_stopped:
                 error = validation_error(worker, sess, graph, stop)
-                results.validated(sess, step, error)
+                best.offer(sess, step, error)  # First: a resume repeats a validation without a row.
+                log.validated(step, error)
                 is_stopped = error is None
-    results.write_parameters(graph.network)
 
 
 def validation_error(worker, sess, graph, stop):

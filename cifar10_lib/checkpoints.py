@@ -3,13 +3,10 @@
 The path of a checkpoint is without `.index`.
 """
 import contextlib
-import glob
 import os
 import re
-import shutil
-import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quietly.
@@ -23,7 +20,6 @@ AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving av
 
 # TensorFlow writes this file last; it is the only one in TensorFlow's older format, V1.
 _INDEX = re.compile(r'model\.ckpt-(\d+)(?:\.index)?$')
-PATTERN_CHARACTERS = set('*?[\\') - {os.sep}  # TensorFlow takes a path with one for a pattern.
 
 
 class Found(NamedTuple):
@@ -121,6 +117,16 @@ def graph(path: str) -> tf.MetaGraphDef:
     return found
 
 
+def refuse_pattern(folder: str) -> None:
+    """Raises `errors.UserError` if TensorFlow would take the name of a folder for a pattern.
+
+    Training there would remove checkpoints of other runs.
+    """
+    if not (set('*?[\\') - {os.sep}).isdisjoint(folder):
+        raise errors.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
+                               'pattern. Rename it, or choose another folder')
+
+
 def refuse_other_program(folder: str, command: str) -> None:
     """Raises `errors.UserError` if a folder holds a run of classification.py, which has a run.json.
 
@@ -138,6 +144,7 @@ def candidates(folder: str) -> list[str]:
     is looked for in this folder. If `folder` itself names a checkpoint, that is the only one.
     Raises `PermissionError` if the folder may not be read.
     """
+    refuse_pattern(folder)
     one = named(folder)
     if one:
         return [one]
@@ -165,30 +172,15 @@ def named(path: str) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def readable(path: str) -> Iterator[str]:
-    """Yields a path for TensorFlow's readers, which take * ? [ \\ in a path for a pattern."""
-    if PATTERN_CHARACTERS.isdisjoint(path):
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = os.path.join(folder, NAME)
-        for each in [path, *glob.glob(glob.escape(path) + '.*')]:
-            if os.path.isfile(each):
-                shutil.copy(each, copy + each[len(path):])
-        yield copy
-
-
 def read(path: str) -> dict[str, np.ndarray]:
     """The values of all variables in a checkpoint by name.
 
     Raises `errors.UserError` if its files are damaged, or were removed while being read.
     """
     try:
-        with readable(path) as found:
-            reader = tf.train.NewCheckpointReader(found)
-            return {name: np.asarray(reader.get_tensor(name))
-                    for name in reader.get_variable_to_shape_map()}
+        reader = tf.train.NewCheckpointReader(path)
+        return {name: np.asarray(reader.get_tensor(name))
+                for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, FileNotFoundError, ValueError, RuntimeError, IndexError,
             MemoryError) as error:
         # MemoryError: a damaged index may give exabytes as a size.

@@ -26,7 +26,6 @@ import numpy as np
 
 _BLOCK_BYTES = 1 << 18
 _SILENCE = 30.0  # Seconds within which a host must respond, or send more data.
-_CIFAR10_FOLDER = 'cifar-10-batches-bin'  # `cifar10_convert.py synthetic` makes it, too.
 
 
 class Archive(NamedTuple):
@@ -77,13 +76,11 @@ def maybe_download_and_extract(url: str, data_dir: str, folder: str) -> None:
     except errors.UserError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
-        remedy = f'copy the correct {os.path.basename(archive)} there, or choose another --data_dir'
-        if folder == _CIFAR10_FOLDER:
-            remedy = (f'copy the correct {os.path.basename(archive)} there, choose another '
-                      '--data_dir, or try generated images: cifar10_convert.py synthetic DATA_DIR')
         raise errors.UserError(
             f'Cannot download {url} to {data_dir}: {errors.one_line(error)}. After a lost '
-            f'connection, the same command resumes. Or {remedy}') from error
+            'connection, the same command resumes. Or copy the correct '
+            f'{os.path.basename(archive)} there, choose another --data_dir, or try the tutorial '
+            'with generated images: cifar10_convert.py synthetic DATA_DIR') from error
 
 
 def download(url: str, archive: str) -> None:

@@ -1,7 +1,10 @@
 """A user's mistake, and how it is reported: one line."""
+import contextlib
+import errno
 import os
 import re
 import sys
+from collections.abc import Iterator
 
 
 class UserError(ValueError):
@@ -11,6 +14,17 @@ class UserError(ValueError):
 def note(text: str) -> None:
     """Writes the line 'SCRIPT: text' to standard error."""
     print(f'{os.path.basename(sys.argv[0])}: {text}', file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def reader_may_be_gone() -> Iterator[None]:
+    """What the block prints at the end may have no reader: Ctrl-C ends `| tee`, too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
 
 
 def one_line(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """The start and the end of a script: flags, one-line errors, exit codes, devices."""
 import contextlib
-import difflib
 import logging
 import math
 import os
@@ -17,9 +16,10 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 FLAGS = flags.FLAGS
+_OWN_FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 # What `run` reports in one line. Any other exception is a bug of ours and keeps its traceback.
-_EXPECTED = (errors.UserError, OSError, FloatingPointError, tf.errors.OpError,
+_EXPECTED = (errors.UserError, flags.Error, OSError, FloatingPointError, tf.errors.OpError,
              tf.train.NanLossDuringTrainingError)
 
 
@@ -97,7 +97,9 @@ def _described(error):
     if isinstance(error, errors.UserError):
         return reason
     if not isinstance(error, tf.errors.OpError):
-        where = place(traceback.extract_tb(error.__traceback__)[-1:])
+        frames = [each for each in traceback.extract_tb(error.__traceback__)
+                  if not _is_in_a_library(each)]
+        where = place(frames[-1:])  # What our library raises explains itself.
         return f'{where.strip()}: {reason}' if where else reason
     op, names = error.op, re.findall(r'\[\[(?:\{\{node )?([^]}]+)', error.message)
     if 'user-defined function' in error.message:  # Of `tf.data`: `names` ends with the iterator.
@@ -118,30 +120,32 @@ def _described(error):
 
 def place(frames):
     """'FILE:LINE ' of the innermost frame outside of libraries, of a list; '' without one."""
-    paths = sysconfig.get_paths()
-    packages = [os.path.realpath(paths[name]) for name in ('purelib', 'platlib')]
-    libraries = tuple(f'{os.path.realpath(folder)}{os.sep}' for folder in (
-        *packages, paths['stdlib'], os.path.dirname(sys.modules['tensorflow'].__file__),
-        os.path.dirname(__file__)))
     for frame in reversed(list(frames)):
-        path = os.path.realpath(frame.filename)
-        # After `pip install .`, the tutorial's files are beside the packages.
-        if os.path.dirname(path) in packages or not path.startswith(libraries):
-            return f'{os.path.basename(path)}:{frame.lineno} '
+        folder, name = os.path.split(os.path.realpath(frame.filename))
+        if folder != _OWN_FOLDER and not _is_in_a_library(frame):
+            return f'{name}:{frame.lineno} '
     return ''
 
 
-def _own_flags():
-    """The flags of the project that a script has: {module: [flag]}."""
-    return {module: found for module, found in FLAGS.flags_by_module_dict().items()
-            if module.startswith('cifar10') or module == sys.argv[0]}
+def _is_in_a_library(frame):
+    """Whether a frame is in a library of Python or of others."""
+    paths = sysconfig.get_paths()
+    packages = [os.path.realpath(paths[name]) for name in ('purelib', 'platlib')]
+    libraries = tuple(f'{os.path.realpath(folder)}{os.sep}' for folder in (
+        *packages, paths['stdlib'], os.path.dirname(sys.modules['tensorflow'].__file__)))
+    path = os.path.realpath(frame.filename)
+    # After `pip install .`, the project is in a folder of packages.
+    if os.path.dirname(path) in (*packages, _OWN_FOLDER):
+        return False
+    return frame.filename.startswith('<') or path.startswith(libraries)  # '<frozen os>'.
 
 
 def _show_help():
-    """Prints the script's docstring and its flags."""
+    """Prints the script's docstring, and its flags that are the project's."""
     print(sys.modules['__main__'].__doc__ or '')  # `python -OO` removes it.
-    for module in _own_flags():
-        print(FLAGS.module_help(module), flush=True)
+    for module in FLAGS.flags_by_module_dict():
+        if module.startswith('cifar10') or module == sys.argv[0]:
+            print(FLAGS.module_help(module), flush=True)
 
 
 def _parse(positional, aliases):
@@ -158,14 +162,8 @@ def _parse(positional, aliases):
                               f'{positional or "--name=value"}, quoted if it contains spaces')
         _check_values()
         return words
-    except flags.UnrecognizedFlagError as error:  # Its own hint may name a flag of absl.
-        reason = f"Unknown command line flag '{error.flagname}'"
-        names = [flag.name for flag in sum(_own_flags().values(), [])]
-        for name in difflib.get_close_matches(error.flagname, names, 1):
-            reason += f'. Did you mean: {name}?'
     except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
-        reason = errors.one_line(error)
-    raise errors.UserError(f'{reason} (see --help)')
+        raise errors.UserError(f'{errors.one_line(error)} (see --help)') from error
 
 
 def _canonical(word, aliases):

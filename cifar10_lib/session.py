@@ -1,10 +1,8 @@
 """The training session of both programs: it resumes, and saves before it ends."""
 import contextlib
-import errno
 import os
 import re
 import signal
-import sys
 import threading
 import time
 
@@ -59,9 +57,10 @@ def opened(folder, restart=False):
     written.
     """
     folder = os.fspath(folder)
-    if not checkpoints.PATTERN_CHARACTERS.isdisjoint(folder):
-        raise errors.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
-                               "pattern and remove other runs' checkpoints. Choose another folder")
+    checkpoints.refuse_pattern(folder)
+    if checkpoints.named(folder):
+        raise errors.UserError(f'{folder} is a checkpoint; expected a folder: its run resumes in '
+                               f'{os.path.dirname(folder) or os.curdir}')
     with files.explain_full_disk(folder):
         os.makedirs(folder, exist_ok=True)
         with files.locked(os.path.join(folder, '.lock')):
@@ -230,12 +229,8 @@ class _SaverHook(tf.train.CheckpointSaverHook):
         step = session.run(self._global_step_tensor)
         if step != self._saved:
             self._save(session, step)
-        try:
+        with errors.reader_may_be_gone():
             print(f'Saved step {step} in {self._checkpoint_dir}.', flush=True)
-        except OSError as error:  # Ctrl-C ends `| tee`, too. Other hooks have something to save.
-            if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
 
 
 def _last_step(hooks):

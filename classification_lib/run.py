@@ -7,14 +7,11 @@ validation error so far. A folder of checkpoints without `run.json` is a run of 
 import contextlib
 import csv
 import dataclasses
-import errno
-import functools
 import glob
 import io
 import itertools
 import json
 import os
-import sys
 import time
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -192,7 +189,7 @@ def read_metrics(folder: str) -> list[dict[str, Any]]:
 
 class Log:
     """Writes the figures of a run: lines on the console, a progress bar, and `metrics.csv`, without
-    gaps or duplicates over all starts.
+    gaps or duplicates over all starts. A context, in which the session has begun.
 
     The figures of a line are means over all steps since the line before. The first step of a start,
     which includes the set-up, does not count for the speed.
@@ -205,14 +202,17 @@ class Log:
         self._first_step = self._step = first_step
         self._rows = [row for row in read_metrics(folder) if row['step'] <= first_step]
         self._columns = list(dict.fromkeys(itertools.chain(COLUMNS, *self._rows)))
-        self._rewrite()
         self._values: list[Mapping[str, float]] = []  # One per step since the last line,
         self._seconds: list[float] = []  # and how long it took.
         self._epoch_errors: list[float] = []  # One per step since the last validation,
         self._epoch_start = first_step  # which was after this step.
-        self._bar = tqdm.tqdm(total=settings.max_steps, initial=first_step, unit=' steps',
-                              disable=None, leave=False)
+
+    def __enter__(self) -> 'Log':
+        self._rewrite()
+        self._bar = tqdm.tqdm(total=self._settings.max_steps, initial=self._first_step,
+                              unit=' steps', disable=None, leave=False)
         self._start_time = time.perf_counter()
+        return self
 
     def lacks_validation(self) -> bool:
         """Whether the run was stopped in the validation of the step from which it resumes."""
@@ -256,14 +256,10 @@ class Log:
                 tf.Summary(value=[curve]), step)
         self._start_time = time.perf_counter()
 
-    def close(self) -> None:
+    def __exit__(self, *_: Any) -> None:
         """Logs the steps since the last line."""
-        try:
+        with errors.reader_may_be_gone():
             self._log()
-        except OSError as error:  # Ctrl-C ends `| tee`, too. The row has been written.
-            if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
         self._bar.close()
 
     def _log(self):
@@ -355,74 +351,30 @@ class Best:
                 os.remove(other)
 
 
-class Results:
-    """What worker 0 writes while it trains: the `Log`, and the `Best` checkpoint.
+class Nothing(contextlib.nullcontext):
+    """What the other workers log and keep: nothing."""
 
-    A context: within it, the session has begun.
-    """
-
-    def __init__(self, folder: str, settings: Settings, first_step: int, frequency: int) -> None:
-        """Adds operations to the default graph; see `Log`."""
-        self._folder = folder
-        self._new_log = functools.partial(Log, folder, settings, first_step, frequency)
-        self._best = Best(folder, settings)
-
-    def __enter__(self) -> 'Results':
-        self._log = self._new_log()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._log.close()
-
-    def lacks_validation(self) -> bool:
-        """Whether the run was stopped in the validation of the step from which it resumes."""
-        return self._log.lacks_validation()
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs a step."""
-        self._log.add(step, values)
-
-    def validated(self, sess: tf.Session, step: int, error: float | None) -> None:
-        """Keeps the best checkpoint, and logs a validation; None if a signal has ended it."""
-        # In this order: a resumed run repeats a validation without a row.
-        self._best.offer(sess, step, error)
-        self._log.validated(step, error)
-
-    def write_parameters(self, network: Collection[str]) -> None:
-        """Writes `params.h5` with the newest checkpoint's variables of a network, by name."""
-        found = checkpoints.newest(self._folder)
-        if found:
-            write_parameters(os.path.join(self._folder, PARAMETERS), found.values, network)
-
-
-class NoResults(contextlib.nullcontext):
-    """What the other workers write: nothing."""
-
-    def lacks_validation(self) -> bool:
-        return False
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
+    def _nothing(self, *_: Any) -> None:
         pass
 
-    def validated(self, sess: tf.Session, step: int, error: float | None) -> None:
-        pass
-
-    def write_parameters(self, network: Collection[str]) -> None:
-        pass
+    lacks_validation = add = validated = offer = _nothing
 
 
-def write_parameters(path: str, values: Mapping[str, np.ndarray],
-                     network: Collection[str]) -> None:
-    """Writes `params.h5`, an HDF5 file with the values of the variables of a `network`, by name.
+def write_parameters(folder: str, network: Collection[str]) -> None:
+    """Writes `params.h5`, an HDF5 file with the newest checkpoint's variables of a `network`, whose
+    names these are.
 
     `statistics/NAME` are the moving statistics of batch norms, `weights/NAME` the other variables,
     `averages/NAME` the averages. The attribute `global_step` is the number of steps. The state of
     the optimizer is left out.
     """
     import h5py  # Here, because the import is slow.
+    found = checkpoints.newest(folder)
+    if found is None:
+        return
     image = io.BytesIO()  # HDF5 opens files by name, and hides the error of a full disk.
     with h5py.File(image, 'w') as stream:
-        for name, value in values.items():
+        for name, value in found.values.items():
             if name == 'global_step':
                 stream.attrs[name] = int(value)
             elif name.endswith(checkpoints.AVERAGE):
@@ -431,5 +383,5 @@ def write_parameters(path: str, values: Mapping[str, np.ndarray],
                 stream[f'statistics/{name}'] = value
             elif name in network:
                 stream[f'weights/{name}'] = value
-    with files.new_file(path) as stream:
+    with files.new_file(os.path.join(folder, PARAMETERS)) as stream:
         stream.write(image.getbuffer())

@@ -223,14 +223,14 @@ def edited(tmp_path):
 
 def test_a_loop_that_logs_no_steps(edited):
     """It validates, and keeps the best."""
-    folder = edited('run.Results.add = lambda *_: None')
+    folder = edited('run.Log.add = lambda *_: None')
     assert [step for step, _ in figures(folder, 'validation_error')] == [5, 10]
     assert run.read(str(folder / 'best'))['step'] == values(folder / 'best')['steps'] == 10
 
 
 def test_a_loop_that_does_not_validate(edited):
     """Every step has its row."""
-    folder = edited('run.Results.validated = lambda *_: None', log_frequency=5)
+    folder = edited('run.Log.validated = lambda *_: None', log_frequency=5)
     assert [step for step, _ in figures(folder, 'training_loss')] == [5, 10]
     assert not figures(folder, 'validation_error')
 

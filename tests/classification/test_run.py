@@ -30,7 +30,8 @@ def figures(folder, *names):
 
 def test_a_resumed_run_drops_the_rows_of_steps_to_repeat(metrics):
     """Rows have seven digits, as many as a float32 has, and all digits of a step."""
-    log(metrics.parent, 20).validated(12345678, 1 / 3)
+    with log(metrics.parent, 20) as written:
+        written.validated(12345678, 1 / 3)
     assert metrics.read_text().startswith(HEADER + LINE.format(10, 1) + LINE.format(20, 2))
     last = metrics.read_text().splitlines()[-1].split(',')
     assert last[:2] + last[3:] == ['12345678', '2469136', '', '', '', '0.3333333', '']
@@ -43,7 +44,8 @@ def test_a_resumed_run_drops_the_rows_of_steps_to_repeat(metrics):
 def test_a_torn_last_line_is_dropped(metrics, length):
     """Even if only the line end is missing: the last figure may have had more digits."""
     metrics.write_bytes(metrics.read_bytes()[:-length])
-    log(metrics.parent, 30)
+    with log(metrics.parent, 30):
+        pass
     assert metrics.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2)
 
 
@@ -61,13 +63,12 @@ def test_a_table_that_others_have_written_stays(metrics, change):
 
 def test_a_row_has_means_since_the_row_before(tmp_path):
     """Five steps are an epoch. The row of a validated step waits for its error."""
-    written = log(tmp_path)
-    for step in range(1, 8):
-        written.add(step, {**VALUES, 'training_loss': float(step)})
-        if step == 5:
-            assert figures(tmp_path, 'step') == [(2,), (4,)]
-            written.validated(step, 0.25)
-    written.close()
+    with log(tmp_path) as written:
+        for step in range(1, 8):
+            written.add(step, {**VALUES, 'training_loss': float(step)})
+            if step == 5:
+                assert figures(tmp_path, 'step') == [(2,), (4,)]
+                written.validated(step, 0.25)
     assert figures(tmp_path, 'step', 'training_loss', 'validation_error') == [
         (2, 1.5, None), (4, 3.5, None), (5, 5.0, 0.25), (6, 6.0, None), (7, 7.0, None)]
 
@@ -75,21 +76,20 @@ def test_a_row_has_means_since_the_row_before(tmp_path):
 def test_a_figure_that_an_edit_adds(metrics):
     """It gets a column, which stays when the edit is undone."""
     for first_step, more in ((30, {'momentum': 0.5}), (32, {})):
-        written = log(metrics.parent, first_step)
-        for step in (first_step + 1, first_step + 2):
-            written.add(step, {**VALUES, **more})
-        written.close()
+        with log(metrics.parent, first_step) as written:
+            for step in (first_step + 1, first_step + 2):
+                written.add(step, {**VALUES, **more})
     assert figures(metrics.parent, 'step', 'training_loss', 'momentum') == [
         (10, 2.5, None), (20, 2.5, None), (30, 2.5, None), (32, 2.5, 0.5), (34, 2.5, None)]
 
 
 def test_the_training_error_of_an_epoch_with_a_resume(tmp_path, capsys):
     """Steps 1 to 3 were those of an earlier start."""
-    resumed = log(tmp_path, 3)
-    for step in range(4, 11):
-        resumed.add(step, {**VALUES, 'training_error': step / 100})
-        if step % 5 == 0:
-            resumed.validated(step, 0.5)
+    with log(tmp_path, 3) as resumed:
+        for step in range(4, 11):
+            resumed.add(step, {**VALUES, 'training_error': step / 100})
+            if step % 5 == 0:
+                resumed.validated(step, 0.5)
     out = capsys.readouterr().out
     assert 'epoch 1, training error since step 3 = 0.0450, validation error = 0.5000' in out
     assert 'epoch 2, training error = 0.0800, validation error = 0.5000' in out

@@ -86,7 +86,7 @@ def test_an_error_of_one_worker_ends_all_with_its_line(half_bright):
 if is_worker_1:
     def add(*_):
         raise errors.UserError('worker 1 has failed')
-    run.NoResults.add = add
+    run.Nothing.add = add
 '''
     with mpi.running(3, *mpi.words('-n', 'steps', change=change)) as job:
         _, lines = job.ended(1)
@@ -144,7 +144,7 @@ def test_tf_config_with_a_worker_that_is_killed(half_bright, addresses):
 
 
 @pytest.mark.parametrize('lost', [0, 1])
-@pytest.mark.parametrize('method', ['lacks_validation', 'write_parameters'])
+@pytest.mark.parametrize('method', ['lacks_validation', '__exit__'])
 def test_tf_config_with_a_worker_that_is_killed_between_two_steps(
         half_bright, addresses, lost, method):
     """Or at the end, while the other waits for it. No step notices it, but that one ends at once.
@@ -153,7 +153,7 @@ def test_tf_config_with_a_worker_that_is_killed_between_two_steps(
 def killed(*_):
     time.sleep(3)
     os.kill(os.getpid(), signal.SIGKILL)
-run.Results.{method} = run.NoResults.{method} = killed
+run.Log.{method} = run.Nothing.{method} = killed
 '''
     processes = [by_tf_config(addresses, rank, five_steps(killed if rank == lost else 'pass'))
                  for rank in range(2)]

@@ -63,15 +63,15 @@ def test_the_state_file(tmp_path, state, step):
     assert checkpoints.newest(str(tmp_path)).path == f'{tmp_path}/model.ckpt-{step}'
 
 
-@pytest.mark.parametrize('name', ['run[1]', 'a\\b', 'käfer 猫'])
-def test_reading_works_in_any_folder(tmp_path, name):
-    """TensorFlow's reader takes some names for patterns, even of another run."""
-    save_steps(tmp_path / 'run1', 99)
-    path, = save_steps(tmp_path / 'plain', 10)
-    shutil.copytree(tmp_path / 'plain', tmp_path / name)
-    found = checkpoints.newest(str(tmp_path / name))
-    assert (found.path, checkpoints.step(found)) == (f'{tmp_path}/{name}/model.ckpt-10', 10)
-    np.testing.assert_array_equal(found.values['w'], checkpoints.read(path)['w'])
+def test_names_of_folders(tmp_path):
+    """TensorFlow's reader takes some for patterns, even of another run."""
+    path, = save_steps(tmp_path / 'käfer 猫', 10)
+    found = checkpoints.newest(str(tmp_path / 'käfer 猫'))
+    assert (found.path, checkpoints.step(found)) == (path, 10)
+    for name in ('run[1]', 'a\\b'):
+        shutil.copytree(tmp_path / 'käfer 猫', tmp_path / name)
+        with pytest.raises(errors.UserError, match='contains one of .* Rename it, or choose '):
+            checkpoints.newest(str(tmp_path / name))
 
 
 _DATA, _INDEX = 'model.ckpt-7.data-00000-of-00001', 'model.ckpt-7.index'

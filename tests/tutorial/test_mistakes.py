@@ -69,6 +69,11 @@ class _LoggerHook(tf.train.SessionRunHook):
     def before_run(self, run_context):
         open('/nowhere/mine')  # Here.
 ''', "No such file or directory: '/nowhere/mine'"),
+    'a file of NumPy': ('cifar10_input.py', 'distort', '''
+def distort(images):
+    import numpy as np
+    return tf.cast(images[:, :24, :24], tf.float32) - np.load('/nowhere/mine.npy')  # Here.
+''', "No such file or directory: '/nowhere/mine.npy'"),
     'a placeholder': ('cifar10_train.py', '_LoggerHook', '''
 class _LoggerHook(tf.train.SessionRunHook):
     def __init__(self, loss):

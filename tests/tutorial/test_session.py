@@ -188,9 +188,16 @@ def test_a_run_that_was_moved(tmp_path):
 @pytest.mark.parametrize('name', ['run[1]', 'run*', 'what?', 'a\\b'])
 def test_a_folder_that_tensorflow_reads_as_a_pattern(tmp_path, name):
     """It would remove the checkpoints of all that match."""
-    with pytest.raises(errors.UserError, match='contains one of .* Choose another folder'):
+    with pytest.raises(errors.UserError, match='contains one of .* choose another folder'):
         counting.train(tmp_path / name, 1)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_in_place_of_a_folder(tmp_path):
+    """It would be where each start resumes, and the steps of all but the last be lost."""
+    counting.train(tmp_path, 2)
+    with pytest.raises(errors.UserError, match=f'model.ckpt-2 is a checkpoint; .* in {tmp_path}$'):
+        counting.train(tmp_path / 'model.ckpt-2', 4)
 
 
 def test_two_trainers_in_one_folder(tmp_path):
