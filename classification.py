@@ -127,6 +127,8 @@ def train(worker):
         settings, training, validation = chosen_settings(earlier, seed, worker.size)
         worker.compare({name: value for name, value in dataclasses.asdict(settings).items()
                         if name not in _OF_ONE_WORKER})
+        for name in ('batch_size', 'use_fp16', 'use_bf16'):  # The tutorial's modules read them.
+            FLAGS[name].value = getattr(settings, name)
         if worker.is_chief:
             run.check_resume(FLAGS.train_dir, earlier, settings)
             announce(settings)
@@ -150,63 +152,58 @@ def train(worker):
 def chosen_settings(earlier, seed, workers):
     """The `run.Settings`, and the `records.Images` to train and to validate on; downloads these.
 
-    They follow from the flags. Those that are not given are set to the values of an earlier start
-    of the run, whose settings by name are `earlier`, or of the network's row: `cifar10` reads the
-    precision from them, too.
+    They follow from the flags that are given; the others are those of an earlier start of the run,
+    `earlier` by name, or of the network's row.
     """
-    defaults = {'seed': seed, **earlier}
-    if is_given('epochs'):
-        defaults['max_steps'] = None
-    if FLAGS.use_fp16 or FLAGS.use_bf16:  # One type takes the place of the other.
-        defaults |= {'use_fp16': False, 'use_bf16': False}
-    set_defaults(defaults)
-    recipe, its_data_set = recipes.find(FLAGS.net)
-    if is_given('dataset') and its_data_set not in (None, FLAGS.dataset):
+    names = [field.name for field in dataclasses.fields(run.Settings)]
+    given = {name: FLAGS[name].value for name in [*names, 'epochs']
+             if name in FLAGS and is_given(name)}
+    chosen = {name: FLAGS[name].value for name in names if name in FLAGS}
+    chosen |= {'seed': seed, **earlier, **given}
+    if 'use_fp16' in given or 'use_bf16' in given:  # One type takes the place of the other.
+        chosen |= {'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16}
+
+    recipe, its_data_set = recipes.find(chosen['net'])
+    if 'dataset' in given and its_data_set not in (None, FLAGS.dataset):
         raise errors.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
                                'sets; expected one: leave out --dataset')
     data_set, folder = records.fetch(
-        data_sets.find(its_data_set or FLAGS.dataset or 'cifar10'), FLAGS.data_dir)
-    training, validation = records.training_and_validation(data_set, folder, FLAGS.validate_on)
-    if not earlier:
-        set_defaults_of_row(recipe, training.count(), workers)
+        data_sets.find(its_data_set or chosen['dataset'] or 'cifar10'), chosen['data_dir'])
+    training, validation = records.training_and_validation(
+        data_set, folder, chosen['validate_on'])
 
-    chosen = {field.name: FLAGS[field.name].value for field in dataclasses.fields(run.Settings)
-              if field.name in FLAGS}
-    chosen |= {
-        'net': recipe.name, 'dataset': data_set.flag, 'classes': data_set.classes,
-        'data_dir': os.path.abspath(FLAGS.data_dir), 'training_images': training.count(),
-        'images_checksum': records.checksum(data_set, folder, FLAGS.validate_on),
-        'workers': workers}
     if earlier:  # Later, a start has no effect.
         chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
-    if FLAGS.max_steps is None:
+    else:
+        chosen |= {**defaults_of_row(recipe, training.count(), workers, given), **given}
+    if chosen['max_steps'] is None or 'epochs' in given:
         chosen['max_steps'] = max(1, round(
-            FLAGS.epochs * training.count() / (FLAGS.batch_size * workers)))
-    return run.Settings(**chosen), training, validation
+            chosen['epochs'] * training.count() / (chosen['batch_size'] * workers)))
+    chosen |= {
+        'net': recipe.name, 'dataset': data_set.flag, 'classes': data_set.classes,
+        'data_dir': os.path.abspath(chosen['data_dir']), 'training_images': training.count(),
+        'images_checksum': records.checksum(data_set, folder, chosen['validate_on']),
+        'workers': workers}
+    return run.Settings(**{name: chosen[name] for name in names}), training, validation
 
 
-def set_defaults_of_row(recipe, images, workers):
-    """Sets flags that are not given to a recipe's defaults for a number of images, and prints what
-    is special about few."""
+def defaults_of_row(recipe, images, workers, given):
+    """A recipe's defaults for a number of images, by name; prints what is special about few.
+
+    `given` are the flags of the command line by name.
+    """
     usual = {'batch_size': recipe.batch_size, 'learning_rate': recipe.learning_rate(),
              'epochs': recipe.epochs}
     chosen = recipe.defaults(images, workers)
-    if is_given('batch_size'):  # Its rate is for another one.
+    if 'batch_size' in given:  # Its rate is for another one.
         chosen['learning_rate'] = usual['learning_rate']
-    if is_given('max_steps'):  # The two exclude one another.
-        del chosen['epochs']
-    set_defaults(chosen)
+    if 'max_steps' in given:  # It replaces them.
+        chosen['epochs'] = usual['epochs']
     special = [f'--{name}={value:.4g}' for name, value in chosen.items()
-               if value != usual[name] and not is_given(name)]
+               if value != usual[name] and name not in given]
     if special:
         print(f'Few images: {" ".join(special)}. Give these flags to choose others.', flush=True)
-
-
-def set_defaults(values):
-    """Sets each flag among these values by name, unless the command line has it."""
-    for name, value in values.items():
-        if name in FLAGS:
-            FLAGS.set_default(name, value)
+    return chosen
 
 
 def is_given(name):
@@ -218,7 +215,7 @@ def announce(settings):
     """Prints what will be trained, on which devices, and which flags have no effect."""
     for name in filter(is_given, _WITHOUT_EFFECT):
         print(f'--{name}: {FLAGS[name].help}', flush=True)
-    if FLAGS.initial_checkpoint != settings.initial_checkpoint:
+    if FLAGS.initial_checkpoint not in (None, settings.initial_checkpoint):
         evaluate.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
         print('--initial_checkpoint has no effect on a run that has begun. To start with it, '
               'choose another --train_dir, or add --restart.', flush=True)
@@ -391,7 +388,8 @@ def evaluate_run():
         raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
                                '--validate_on=held_out: leave it out')
     images = evaluate.images(trained, FLAGS.dataset, FLAGS.validate_on)
-    set_defaults({'batch_size': trained.recipe.batch_size})
+    if not is_given('batch_size'):
+        FLAGS.batch_size = trained.recipe.batch_size
     if FLAGS.validate_on == 'held_out' and (
             run.is_of_version_1(trained.settings)
             or records.checksum(images.data_set, images.folder, FLAGS.validate_on)
