@@ -276,12 +276,16 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
     for name, figure in figures.items():
         tf.summary.scalar(f'metrics/{name}', figure)
 
-    # The network in validation, with the variables that count: often the moving averages, which
-    # exist by now. The loss and the update have taken what they need from the graph's collections.
-    known = tf.global_variables()
+    # The network in validation, with the moving averages, which exist by now if they count. The
+    # loss and the update have taken what they need from the graph's collections.
+    known = {each.op.name: each for each in tf.global_variables()}
+
+    def average_or_variable(getter, name, **options):  # Some variables have no average.
+        return known.get(name + checkpoints.AVERAGE, known[name])
+
     with tf.name_scope('validation'), tf.variable_scope(
             tf.get_variable_scope(), reuse=True, auxiliary_name_scope=False,
-            custom_getter=evaluate.result_getter(known, recipe.averages)):
+            custom_getter=average_or_variable):
         pixels, labels, initializer = validation_images.batches(
             settings.batch_size, worker.rank, worker.size)
         with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
@@ -384,20 +388,14 @@ def starting_values(recipe, variables, images, settings):
 def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
     trained = evaluate.find(FLAGS.train_dir, FLAGS.best, evaluate.given_data_dir())
-    if FLAGS.validate_on == 'held_out' and trained.settings.get('validate_on') != 'held_out':
-        raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
-                               '--validate_on=held_out: leave it out')
     images = evaluate.images(trained, FLAGS.dataset, FLAGS.validate_on)
     if not is_given('batch_size'):
         FLAGS.batch_size = trained.recipe.batch_size
-    if FLAGS.validate_on == 'held_out' and (
-            run.is_of_version_1(trained.settings)
-            or records.checksum(images.data_set, images.folder, FLAGS.validate_on)
-            != trained.settings['images_checksum']):
-        raise errors.UserError(f'{images.folder} does not hold the images on which '
-                               f'{FLAGS.train_dir} was trained, or version 1 trained it, so that '
-                               'others would be held out: restore them, or leave out '
-                               '--validate_on=held_out')
+    if FLAGS.validate_on == 'held_out' and trained.settings.get('images_checksum') != (
+            records.checksum(images.data_set, images.folder, 'held_out')):
+        raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
+                               f'--validate_on=held_out on the images in {images.folder}: restore '
+                               'them, or leave it out')
     counts = evaluate.confusion(trained, images, FLAGS.batch_size)
     print(f'Evaluated {trained.checkpoint.path} on {counts.sum()} images of '
           f'{images.data_set.name} ({FLAGS.validate_on}).')

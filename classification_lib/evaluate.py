@@ -26,11 +26,6 @@ class Trained(NamedTuple):
     classes: tuple  # Their names.
     settings: dict  # Those of `run.Settings` by name; {} if it is a run of the tutorial.
 
-    @property
-    def dataset(self):
-        """The value of --dataset with which it was trained; of the tutorial, CIFAR-10."""
-        return self.settings.get('dataset', 'cifar10')
-
 
 def find(checkpoint_dir, best=False, data_dir=None):
     """Finds the `Trained` network of a run: its newest checkpoint or, with `best`, the one with the
@@ -55,10 +50,8 @@ def find(checkpoint_dir, best=False, data_dir=None):
     if content is None:
         return Trained(
             found, recipes.TABLE['tutorial'], _tutorial_classes(found, data_dir), {})
-    if content['net'] not in recipes.TABLE:
-        raise errors.UserError(f'{found.path} is of --net={content["net"]}; expected one of '
-                                f'{", ".join(recipes.TABLE)}: use the version that trained it')
-    return Trained(found, recipes.TABLE[content['net']], tuple(content['classes']), content)
+    recipe, _ = recipes.find(content['net'])
+    return Trained(found, recipe, tuple(content['classes']), content)
 
 
 def _tutorial_classes(found, data_dir):
@@ -112,7 +105,7 @@ def images(trained, dataset, subset):
 
     `subset` is a field of theirs. Raises `errors.UserError`.
     """
-    data_set = data_sets.find(dataset or trained.dataset)
+    data_set = data_sets.find(dataset or trained.settings.get('dataset', 'cifar10'))
     if not dataset and not trained.settings:
         data_set = _tutorial_set(data_set, trained)
     return records.Images(*records.fetch(data_set, data_dir(trained)), subset)
@@ -154,21 +147,6 @@ def names_of_result(variables, stored, averages):
             choices.reverse()
         found[next((choice for choice in choices if choice in stored), name)] = variable
     return found
-
-
-def result_getter(variables, averages):
-    """A getter for `tf.variable_scope`, with which a network uses the result of a training.
-
-    `variables` are those of the graph that trains, averages included. Some have no average.
-    """
-    by_name = {variable.op.name: variable for variable in variables}
-
-    def use_result(getter, name, **options):
-        if averages and name + checkpoints.AVERAGE in by_name:
-            return by_name[name + checkpoints.AVERAGE]
-        return by_name[name]
-
-    return use_result
 
 
 def starting_weights(trained, variables, classes):

@@ -119,12 +119,7 @@ def read(folder: str) -> dict[str, Any] | None:
     except ValueError as error:
         raise errors.UserError(f'{path} is not what a run wrote ({error}): restore it, or choose '
                                'another folder') from error
-    return content | content.pop('settings', {})  # Version 1 had two levels.
-
-
-def is_of_version_1(settings: Mapping[str, Any]) -> bool:
-    """Whether version 1 wrote these settings. It chose other images at each step."""
-    return 'warmup_epoch' not in settings
+    return content
 
 
 def earlier(opened: session.Run) -> dict[str, Any]:
@@ -144,7 +139,7 @@ def earlier(opened: session.Run) -> dict[str, Any]:
     if found is None:
         raise errors.UserError(f"{folder} holds a run of the tutorial's programs ({FILE} is "
                                f'missing): {ADVICE}')
-    if is_of_version_1(found):
+    if 'seed' not in found:
         raise errors.UserError(f'{folder} holds a run of version 1, which cannot continue: give it '
                                'as --initial_checkpoint to a run in another --train_dir')
     return found
@@ -308,10 +303,9 @@ class Log:
 def best_checkpoint(folder: str) -> str | None:
     """The path of the checkpoint that the `run.json` of a folder `best/` names, or None."""
     content = read(folder)
-    if content is None or 'validation_error' not in content:
+    if content is None or 'checkpoint' not in content:
         return None
-    name = content.get('checkpoint', f'{checkpoints.NAME}-{content.get("step")}')
-    return checkpoints.named(os.path.join(folder, name))
+    return checkpoints.named(os.path.join(folder, content['checkpoint']))
 
 
 class Best:

@@ -21,12 +21,17 @@ pytestmark = [pytest.mark.slow, mpi.with_mpi]
 
 def test_the_command_of_the_example_trains_validates_and_resumes(half_bright):
     """80 images in steps of 2 x 8, and 130 validated by two workers: 65 each, in batches of 8."""
-    for steps in (20, 30):
+    shown = []
+    for steps in (20, 30, 30):
         with mpi.running(2, *mpi.words('--context', 'cudnn', f'--max_steps={steps}')) as job:
             out, errors = job.ended(0)
         assert errors == []
-        assert f'Saved step {steps} in {FLAGS.train_dir}.' in out
-    assert f'Resuming from {FLAGS.train_dir} at step 20, until step 30.' in out
+        shown.append(out)
+    first, second, third = shown
+    assert f'Saved step 20 in {FLAGS.train_dir}.' in first
+    assert f'Resuming from {FLAGS.train_dir} at step 20, until step 30.' in second
+    assert f'Saved step 30 in {FLAGS.train_dir}.' in second
+    assert 'Nothing to do: ' in third
     error = run.read_metrics(FLAGS.train_dir)[-1]['validation_error']
     assert error * 130 == pytest.approx(round(error * 130))  # Each image once.
     assert error < 0.1
@@ -38,15 +43,16 @@ def test_the_command_of_the_example_trains_validates_and_resumes(half_bright):
     assert checkpoints.step(checkpoints.newest(FLAGS.train_dir)) == 30
 
 
-@pytest.mark.parametrize('net, rate, size, options, is_equal', [
-    ('tutorial', 0.01, 3, [], True),
-    ('tutorial', 0.01, 2, ['--nowith_all_reduce_callback'], True),
-    ('resnet23', 1e-4, 2, ['--sync_bn'], True), ('airbench94', 1e-2, 2, ['--sync_bn'], True),
-    ('resnet23', 1e-4, 2, [], False)])
+@pytest.mark.parametrize('net, rate, size, options, ends, is_equal', [
+    ('tutorial', 0.01, 3, [], (3, 6), True),
+    ('tutorial', 0.01, 2, ['--nowith_all_reduce_callback'], (6,), True),
+    ('resnet23', 1e-4, 2, ['--sync_bn'], (6,), True),
+    ('airbench94', 1e-2, 2, ['--sync_bn'], (6,), True), ('airbench94', 1e-2, 2, [], (6,), False)])
 def test_the_variables_are_those_of_one_process_with_all_images(
-        half_bright, net, rate, size, options, is_equal):
-    """All images in each step, without distortions. The workers are stopped and resume. Batch norms
-    need --sync_bn. At a low rate: at a usual one, steps multiply the differences of rounding."""
+        half_bright, net, rate, size, options, ends, is_equal):
+    """All images in each step, without distortions. The first workers end early and resume. Batch
+    norms need --sync_bn. At a low rate: at a usual one, steps multiply the differences of rounding.
+    """
     for number, count in enumerate((5, 5, 5, 5, 4), start=1):
         record_files.write(half_bright / f'data_batch_{number}.bin',
                            record_files.noise(count, seed=number))
@@ -64,7 +70,7 @@ recipes.TABLE[{net!r}] = trained._replace(
                          f'--train_dir={FLAGS.train_dir}-{workers}', change=change)
 
     assert spawn.fork(arguments(1, 6)).returncode == 0
-    for steps in (3, 6):
+    for steps in ends:
         with mpi.running(size, *arguments(size, steps)) as job:
             job.ended(0)
     one, several = (checkpoints.newest(f'{FLAGS.train_dir}-{workers}').values
