@@ -48,21 +48,13 @@ def export():
             f'inference accepts batches of {network.batch_size} images only; a model must accept '
             'any number: write -1 instead of the batch size in cifar10.py, as in '
             'tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()])')
-    # The operations from the pixels to the probabilities, with the variables as constants.
-    with network.restored(found.checkpoint) as session:
-        graph_def = tf.graph_util.convert_variables_to_constants(
-            session, network.graph.as_graph_def(), [network.probabilities.op.name])
-
     with files.new_folder(FLAGS.export_dir, '--export_dir') as folder:
-        with tf.Graph().as_default() as graph, tf.Session() as session:
-            tf.import_graph_def(graph_def, name='')
-            pixels, logits, probabilities = (
-                graph.get_tensor_by_name(tensor.name)
-                for tensor in (network.pixels, network.logits, network.probabilities))
-            classes = tf.argmax(logits, axis=1, name='classes')
+        with network.restored(found.checkpoint) as session, network.graph.as_default():
+            classes = tf.argmax(network.logits, axis=1, name='classes')
             signature = tf.saved_model.predict_signature_def(
-                {'images': pixels},
-                {'logits': logits, 'probabilities': probabilities, 'classes': classes})
+                {'images': network.pixels},
+                {'logits': network.logits, 'probabilities': network.probabilities,
+                 'classes': classes})
             builder = tf.saved_model.Builder(folder)
             builder.add_meta_graph_and_variables(
                 session, ['serve'], {'serving_default': signature}, clear_devices=True)

@@ -58,9 +58,14 @@ def predict(words):
         if not FLAGS.json:
             print(f'{"image":{width}}  probability  class', flush=True)
         for start in range(0, len(paths), FLAGS.batch_size):
-            readable, pixels = _read(paths[start:start + FLAGS.batch_size])
-            if len(readable) < len(paths[start:start + FLAGS.batch_size]):
-                exit_code = 1
+            readable, pixels = [], []
+            for path in paths[start:start + FLAGS.batch_size]:
+                try:
+                    pixels.append(images.read(path))
+                    readable.append(path)
+                except errors.UserError as error:
+                    errors.note(str(error))
+                    exit_code = 1
             if readable:
                 _, probabilities = network.classify(session, pixels)
                 for path, row in zip(readable, probabilities):
@@ -90,21 +95,6 @@ def _trained():
         errors.note(f'no run in {folder}: using the weights in {_WEIGHTS}')
         folder = _WEIGHTS
     return evaluate.find(folder, FLAGS.best, evaluate.given_data_dir())
-
-
-def _read(paths):
-    """Reads image files; reports those that cannot be read.
-
-    Returns the paths of the others, and their pixels, a list of uint8 [32, 32, 3].
-    """
-    readable, pixels = [], []
-    for path in paths:
-        try:
-            pixels.append(images.read(path))
-            readable.append(path)
-        except errors.UserError as error:
-            errors.note(str(error))
-    return readable, pixels
 
 
 def _show(path, probabilities, classes, width):

@@ -316,8 +316,7 @@ def make_steps(worker, settings, first_step, graph, stop, opened, log, best):
             scaffold=tf.train.Scaffold(summary_op=tf.summary.merge_all(scope='(?!validation/)'),
                                        **checkpoints.scaffold_options(graph.starting_values)),
             save_checkpoint_steps=FLAGS.save_checkpoint_steps,
-            **worker.session_options(tf.ConfigProto(allow_soft_placement=True))
-            ) as mon_sess, log:
+            **worker.session_options) as mon_sess, log:
         sess, step = mon_sess.raw_session(), first_step
         worker.share(sess, graph.share_op)
         is_stopped = False

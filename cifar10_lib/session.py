@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+from typing import NamedTuple
 
 from cifar10_lib import checkpoints, errors, files
 
@@ -23,23 +24,13 @@ _UNFINISHED = rf'{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+'
 _LOSS_AVERAGE = '/avg'  # Ends the name of a loss's moving average. Old checkpoints lack some.
 
 
-class Run:
-    """A run's folder that this process has locked, and its newest intact checkpoint.
+class Run(NamedTuple):
+    """A run's folder that this process has locked, and its newest intact checkpoint."""
 
-    Attributes:
-        folder: str.
-        restart: whether the run starts over, without the checkpoint.
-        found: the `checkpoints.Found`, which was read once; None in a new run.
-        step: the number of steps of earlier starts.
-    """
-
-    def __init__(self, folder, restart=False):
-        """Reads the checkpoint. Raises `errors.UserError` if all are damaged."""
-        self.folder, self.restart, self.found, self.step = folder, restart, None, 0
-        if not restart:
-            self.found = checkpoints.newest(folder)
-        if self.found:
-            self.step = checkpoints.step(self.found)
+    folder: str
+    restart: bool  # Whether the run starts over, without the checkpoint.
+    found: checkpoints.Found | None  # It was read once; None in a new run.
+    step: int  # Number of steps of earlier starts.
 
 
 class StopSignal:
@@ -64,7 +55,12 @@ def opened(folder, restart=False):
     with files.explain_full_disk(folder):
         os.makedirs(folder, exist_ok=True)
         with files.locked(os.path.join(folder, '.lock')):
-            yield Run(folder, restart)
+            found, step = None, 0
+            if not restart:
+                found = checkpoints.newest(folder)
+            if found:
+                step = checkpoints.step(found)
+            yield Run(folder, restart, found, step)
 
 
 def remove_run(folder):

@@ -63,7 +63,8 @@ class Worker:
         take."""
         self._meeting, self._step_timeout = meeting, step_timeout
         self.rank, self.size = meeting.rank, meeting.size
-        self._server: _Server | None = None  # Alone, a worker needs none.
+        # Arguments of a session; alone, a worker needs no server.
+        self.session_options = {'config': tf.ConfigProto(allow_soft_placement=True)}
         self._on_gpu = False
         self._numbers = itertools.count()  # Of the vectors that are averaged.
 
@@ -74,8 +75,9 @@ class Worker:
     def meet(self) -> None:
         """Starts the server of this worker, and waits until all can be reached."""
         with self._meeting.addresses() as addresses:
-            self._server = _Server(addresses, self.rank)
-        self._meeting.use(self._server.server)
+            server, config, has_own_gpu = _start_server(addresses, self.rank)
+        self._meeting.use(server)
+        self.session_options = {'master': server.target, 'config': config}
         end = time.monotonic() + self._meeting.patience
         while True:  # TensorFlow would wait forever, and name none.
             try:
@@ -86,7 +88,7 @@ class Worker:
                     raise errors.UserError(f'{error.message}; does a firewall block it?') from error
                 time.sleep(_POLL_SECONDS)
         # NCCL requires that no two workers share a GPU.
-        self._on_gpu = all(self._meeting.gather(self._server.has_own_gpu))
+        self._on_gpu = all(self._meeting.gather(has_own_gpu))
 
     def compare(self, facts: Mapping[str, Any]) -> None:
         """Compares JSON values by name, and the project's code, with those of all other workers.
@@ -147,15 +149,6 @@ class Worker:
         if steps < _LONG_STEPS:
             seconds = max(seconds, _LONG_STEP_SECONDS)
         return tf.RunOptions(timeout_in_ms=int(1000 * seconds))
-
-    def session_options(self, config: tf.ConfigProto) -> dict[str, Any]:
-        """The arguments `master` and `config` of a session with these options."""
-        if self._server is None:
-            return {'master': '', 'config': config}
-        merged = tf.ConfigProto()
-        merged.CopyFrom(config)
-        merged.MergeFrom(self._server.config)
-        return {'master': self._server.server.target, 'config': merged}
 
 
 @contextlib.contextmanager
@@ -223,43 +216,41 @@ def _lost_worker_explained(step_timeout):
         raise SystemExit(AGAIN) from error
 
 
-class _Server:
-    """TensorFlow's server of this worker, the options of its sessions, and whether it has a GPU of
-    its own."""
+def _start_server(addresses, rank):
+    """Starts TensorFlow's server of a worker; `addresses` are each one's 'host:port'.
 
-    def __init__(self, addresses: Sequence[str], rank: int) -> None:
-        """Starts the server; `addresses` are each worker's 'host:port'."""
-        hosts = [address.rpartition(':')[0] for address in addresses]
-        own, own_host = addresses[rank], hosts[rank]
-        local_rank = hosts[:rank].count(own_host)  # Index among those on this machine.
-        gpus = len(tf.config.get_visible_devices('GPU'))
-        self.has_own_gpu = hosts.count(own_host) <= gpus
-        config = tf.ConfigProto()
-        config.device_count['GPU'] = min(gpus, 1)
-        if gpus:
-            config.gpu_options.visible_device_list = str(local_rank % gpus)
-        # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
-        config.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
-        config.device_filters.append(f'/job:worker/task:{rank}')
-        config.experimental.collective_nccl = gpus > 0
-        config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-        # Grappler's remapper fuses a convolution, its bias and ReLU also in bfloat16, if the
-        # processor has instructions for it, into an operation that a server refuses.
-        rewrites = config.graph_options.rewrite_options
-        rewrites.remapping = rewrites.OFF
-        # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
-        os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
-        try:
-            self.server = tf.train.Server(
-                {'worker': list(addresses)}, 'worker', rank, config=config, start=False)
-        except tf.errors.OpError as error:
-            raise errors.UserError(f'TensorFlow cannot listen at {own}: {errors.one_line(error)} '
-                                   '(is it in use?)') from error
-        self.config = config
-        if not interfaces.bind(int(own.rpartition(':')[2]), interfaces.device_of(own_host, hosts)):
-            errors.note(f'warning: any network of this machine can reach the port {own}, and '
-                        'TensorFlow executes whatever it is sent there. Use a private network')
-        self.server.start()  # It listens already, but does not run graphs yet.
+    Returns the server, the options of its sessions, and whether the worker has a GPU of its own.
+    """
+    hosts = [address.rpartition(':')[0] for address in addresses]
+    own, own_host = addresses[rank], hosts[rank]
+    local_rank = hosts[:rank].count(own_host)  # Index among those on this machine.
+    gpus = len(tf.config.get_visible_devices('GPU'))
+    config = tf.ConfigProto(allow_soft_placement=True)
+    config.device_count['GPU'] = min(gpus, 1)
+    if gpus:
+        config.gpu_options.visible_device_list = str(local_rank % gpus)
+    # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
+    config.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
+    config.device_filters.append(f'/job:worker/task:{rank}')
+    config.experimental.collective_nccl = gpus > 0
+    config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+    # Grappler's remapper fuses a convolution, its bias and ReLU also in bfloat16, if the processor
+    # has instructions for it, into an operation that a server refuses.
+    rewrites = config.graph_options.rewrite_options
+    rewrites.remapping = rewrites.OFF
+    # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
+    os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
+    try:
+        server = tf.train.Server(
+            {'worker': list(addresses)}, 'worker', rank, config=config, start=False)
+    except tf.errors.OpError as error:
+        raise errors.UserError(f'TensorFlow cannot listen at {own}: {errors.one_line(error)} '
+                               '(is it in use?)') from error
+    if not interfaces.bind(int(own.rpartition(':')[2]), interfaces.device_of(own_host, hosts)):
+        errors.note(f'warning: any network of this machine can reach the port {own}, and '
+                    'TensorFlow executes whatever it is sent there. Use a private network')
+    server.start()  # It listens already, but does not run graphs yet.
+    return server, config, hosts.count(own_host) <= gpus
 
 
 def _code():

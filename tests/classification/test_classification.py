@@ -130,7 +130,7 @@ def test_held_out_images(capsys, half_bright):
         ran(evaluate=True, validate_on='held_out', train_dir='all')
     images = half_bright / 'data_batch_1.bin'
     images.write_bytes(images.read_bytes()[:-1] + b'\xff')
-    with pytest.raises(errors.UserError, match='was not trained with .* on the images in .*: restore'):
+    with pytest.raises(errors.UserError, match='was not trained with .* on the images in .*: rest'):
         ran(evaluate=True, validate_on='held_out')
     ran(evaluate=True)  # The test images are the same.
 
