@@ -19,7 +19,7 @@ Other programs get the pixels of a photo, as cifar10_predict.py does, by
 import os
 
 from cifar10_lib import errors, files, script
-from classification_lib import evaluate
+from classification_lib import evaluate, trained
 
 import tensorflow.compat.v1 as tf
 from absl import flags
@@ -41,7 +41,7 @@ def export():
     """
     if not FLAGS.export_dir:
         raise errors.UserError('--export_dir is missing: choose a new folder')
-    found = evaluate.find(FLAGS.checkpoint_dir, FLAGS.best, evaluate.given_data_dir())
+    found = trained.find(FLAGS.checkpoint_dir, FLAGS.best, trained.given_data_dir())
     network = evaluate.Classifier(found.recipe, len(found.classes))
     if network.batch_size is not None:
         raise errors.UserError(

@@ -18,7 +18,7 @@ import os
 import textwrap
 
 from cifar10_lib import checkpoints, errors, files, script
-from classification_lib import evaluate, recipes, run
+from classification_lib import evaluate, recipes, run, trained
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -38,7 +38,7 @@ FLAGS = flags.FLAGS
 
 def samples(figure):
     """Draws about a hundred training images, at least one of each class."""
-    source = evaluate.images(_run(), FLAGS.dataset, 'all')
+    source = trained.images(_run(), FLAGS.dataset, 'all')
     labels, pixels = source.read()
     places = _first_of_each_class(labels, 100)
     texts = [(source.data_set.classes[labels[place]], 'black') for place in places]
@@ -48,7 +48,7 @@ def samples(figure):
 def distorted(figure):
     """Draws eight training images, and nine random distortions of each."""
     found = _run()
-    pixels = evaluate.images(found, FLAGS.dataset, 'all').read()[1][:8]
+    pixels = trained.images(found, FLAGS.dataset, 'all').read()[1][:8]
     with tf.Graph().as_default(), tf.Session() as session:
         tf.set_random_seed(1)  # TF_DETERMINISTIC_OPS requires one.
         made = session.run(found.recipe.distort(tf.constant(np.repeat(pixels, 9, axis=0))))
@@ -78,7 +78,7 @@ def filters(figure):
 def predictions(figure):
     """Draws about thirty test images, at least one of each class, with the predicted classes."""
     found = _run()
-    source = evaluate.images(found, FLAGS.dataset, 'test')
+    source = trained.images(found, FLAGS.dataset, 'test')
     labels, pixels = source.read()
     places = _first_of_each_class(labels, 30)
     network = evaluate.Classifier(found.recipe, len(found.classes))
@@ -97,7 +97,7 @@ def predictions(figure):
 def confusion(figure):
     """Draws how many test images of each class are taken for which class."""
     found = _run()
-    images = evaluate.images(found, FLAGS.dataset, 'test')
+    images = trained.images(found, FLAGS.dataset, 'test')
     counts = evaluate.confusion(found, images, FLAGS.batch_size)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     figure.set_size_inches(2 * [max(6, 2 + 0.15 * len(counts))])
@@ -135,8 +135,8 @@ def curves(figure):
 def _run():
     """The network of --runs; training images can be drawn without one, as the tutorial's."""
     if FLAGS['runs'].using_default_value and FLAGS.picture in ('samples', 'distorted'):
-        return evaluate.Trained(checkpoints.Found('', {}), recipes.TABLE['tutorial'], (), {})
-    return evaluate.find(FLAGS.runs[0], FLAGS.best, evaluate.given_data_dir())
+        return trained.Network(checkpoints.Found('', {}), recipes.TABLE['tutorial'], (), {})
+    return trained.find(FLAGS.runs[0], FLAGS.best, trained.given_data_dir())
 
 
 def _first_of_each_class(labels, count):

@@ -17,7 +17,7 @@ import json
 import os
 
 from cifar10_lib import checkpoints, errors, script
-from classification_lib import evaluate, images
+from classification_lib import evaluate, images, trained
 
 import numpy as np
 from absl import flags
@@ -88,13 +88,13 @@ def _paths(word):
 
 
 def _trained():
-    """The `evaluate.Trained` of the flags, or that of the shipped weights."""
+    """The `trained.Network` of the flags, or that of the shipped weights."""
     folder = FLAGS.checkpoint_dir
     is_chosen = FLAGS['checkpoint_dir'].present or FLAGS.best
     if not is_chosen and not checkpoints.candidates(folder) and os.path.isdir(_WEIGHTS):
         errors.note(f'no run in {folder}: using the weights in {_WEIGHTS}')
         folder = _WEIGHTS
-    return evaluate.find(folder, FLAGS.best, evaluate.given_data_dir())
+    return trained.find(folder, FLAGS.best, trained.given_data_dir())
 
 
 def _show(path, probabilities, classes, width):

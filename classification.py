@@ -40,6 +40,7 @@ from classification_lib import (
     recipes,
     records,
     run,
+    trained,
     workers,
 )
 
@@ -216,7 +217,7 @@ def announce(settings):
     for name in filter(is_given, _WITHOUT_EFFECT):
         print(f'--{name}: {FLAGS[name].help}', flush=True)
     if FLAGS.initial_checkpoint not in (None, settings.initial_checkpoint):
-        evaluate.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
+        trained.find(FLAGS.initial_checkpoint)  # Raises an error if it is misspelled.
         print('--initial_checkpoint has no effect on a run that has begun. To start with it, '
               'choose another --train_dir, or add --restart.', flush=True)
     script.show_devices(cifar10.compute_type())
@@ -375,10 +376,10 @@ def starting_values(recipe, variables, images, settings):
         values = recipe.initial_values(pixels)
     found = {each: values[each.op.name] for each in variables if each.op.name in values}
     if settings.initial_checkpoint:
-        trained = evaluate.find(settings.initial_checkpoint)
-        weights = evaluate.starting_weights(trained, variables, settings.classes)
+        start = trained.find(settings.initial_checkpoint)
+        weights = trained.starting_weights(start, variables, settings.classes)
         new = [each.op.name for each in variables if each.trainable and each not in weights]
-        print(f'Starting with {trained.checkpoint.path}; new: {", ".join(new) or "none"}.',
+        print(f'Starting with {start.checkpoint.path}; new: {", ".join(new) or "none"}.',
               flush=True)
         found |= weights
     return found
@@ -386,21 +387,21 @@ def starting_values(recipe, variables, images, settings):
 
 def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
-    trained = evaluate.find(FLAGS.train_dir, FLAGS.best, evaluate.given_data_dir())
-    images = evaluate.images(trained, FLAGS.dataset, FLAGS.validate_on)
+    network = trained.find(FLAGS.train_dir, FLAGS.best, trained.given_data_dir())
+    images = trained.images(network, FLAGS.dataset, FLAGS.validate_on)
     if not is_given('batch_size'):
-        FLAGS.batch_size = trained.recipe.batch_size
-    if FLAGS.validate_on == 'held_out' and trained.settings.get('images_checksum') != (
+        FLAGS.batch_size = network.recipe.batch_size
+    if FLAGS.validate_on == 'held_out' and network.settings.get('images_checksum') != (
             records.checksum(images.data_set, images.folder, 'held_out')):
-        raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
+        raise errors.UserError(f'{network.checkpoint.path} was not trained with '
                                f'--validate_on=held_out on the images in {images.folder}: restore '
                                'them, or leave it out')
-    counts = evaluate.confusion(trained, images, FLAGS.batch_size)
-    print(f'Evaluated {trained.checkpoint.path} on {counts.sum()} images of '
+    counts = evaluate.confusion(network, images, FLAGS.batch_size)
+    print(f'Evaluated {network.checkpoint.path} on {counts.sum()} images of '
           f'{images.data_set.name} ({FLAGS.validate_on}).')
     print(f'{datetime.now()}: precision @ 1 = {counts.trace() / counts.sum():.3f}')
     if FLAGS.per_class:
-        print('\n'.join(evaluate.per_class(counts, trained.classes)))
+        print('\n'.join(evaluate.per_class(counts, network.classes)))
 
 
 def main():

@@ -1,6 +1,6 @@
 """Runs that were trained, also by earlier versions, and what is counted."""
 from cifar10_lib import errors
-from classification_lib import data_sets, evaluate, recipes, records, run
+from classification_lib import data_sets, evaluate, recipes, records, run, trained
 
 import numpy as np
 import plain
@@ -51,7 +51,7 @@ def counted(folder, images=CLASSES, **options):
     rows[:, 0] = np.repeat([0, 1], [3, 8])
     rows.tofile(folder / 'test.bin')
     row = data_sets.DataSet('halves', str(folder), {}, {'test.bin': 11}, images)
-    return evaluate.confusion(evaluate.find(str(folder)), records.Images(
+    return evaluate.confusion(trained.find(str(folder)), records.Images(
         row, str(folder), 'test'), batch_size=4).tolist()
 
 
@@ -83,17 +83,17 @@ def test_find(tmp_path, monkeypatch):
     with pytest.raises(errors.UserError, match=(
             '^No checkpoint in .*best: choose another run, train with classification.py '
             '--validate_every=1, or leave out --best$')):
-        evaluate.find(folder, best=True)
+        trained.find(folder, best=True)
     write(folder)
     first, last = save(folder, 1, step=7), save(folder, 1, step=9)
-    assert evaluate.find(folder).checkpoint.path == last
+    assert trained.find(folder).checkpoint.path == last
     for ending in ('', '.index', '.meta', '.data-00000-of-00001'):
-        assert evaluate.find(first + ending).checkpoint.path == first
+        assert trained.find(first + ending).checkpoint.path == first
     monkeypatch.chdir(folder)
-    assert evaluate.find('model.ckpt-7').checkpoint.path == './model.ckpt-7'
+    assert trained.find('model.ckpt-7').checkpoint.path == './model.ckpt-7'
     write(folder, net='tutorial_fast')
     with pytest.raises(errors.UserError, match='is of --net=tutorial_fast; expected one of'):
-        evaluate.find(folder)
+        trained.find(folder)
 
 
 @pytest.mark.parametrize('count, suffix, expected', [
@@ -102,7 +102,7 @@ def test_a_run_without_run_json_is_the_tutorials(tmp_path, count, suffix, expect
     """The names of its classes are those of CIFAR-10 if there are as many, otherwise numbers."""
     plain.save(f'{tmp_path}/model.ckpt-4', {
         f'softmax_linear/biases{suffix}': np.zeros(count, np.float32), 'global_step': np.int64(4)})
-    found = evaluate.find(str(tmp_path), data_dir=str(tmp_path))
+    found = trained.find(str(tmp_path), data_dir=str(tmp_path))
     assert found[1:] == (recipes.TABLE['tutorial'], expected, {})
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from cifar10_lib import checkpoints
-from classification_lib import evaluate
+from classification_lib import trained
 
 import numpy as np
 import plain
@@ -128,8 +128,8 @@ def test_how_the_weights_in_models_were_made(tmp_path):
     weights = spawn.ROOT / 'models' / 'airbench94'
     run(tmp_path, f'import sys; sys.path.insert(0, {str(spawn.ROOT)!r})\n' + program.replace(
         '/tmp/airbench94', str(weights)).replace('/tmp/weights', 'weights'))
-    made = evaluate.find(str(tmp_path / 'weights'))
-    given = evaluate.find(str(weights))
+    made = trained.find(str(tmp_path / 'weights'))
+    given = trained.find(str(weights))
     assert made[1:] == given[1:]
     for name, value in made.checkpoint.values.items():
         stored = given.checkpoint.values.get(name + checkpoints.AVERAGE)

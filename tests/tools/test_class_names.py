@@ -73,7 +73,7 @@ def test_a_given_data_dir_wins(run, tmp_path, capsys):
     names, error = predicted(tmp_path, capsys, data_dir=str(tmp_path / 'other'))
     assert (names, error) == (tuple('ABCDEFGHIJ'), '')
     os.remove(tmp_path / 'other' / 'cifar-10-batches-bin' / 'batches.meta.txt')
-    assert predicted(tmp_path, capsys, data_dir=str(tmp_path / 'other')) == (NAMES, '')
+    assert predicted(tmp_path, capsys, data_dir=str(tmp_path / 'other')) == (PLAIN, '')
 
 
 def test_without_names_they_are_those_of_cifar10(run, tmp_path, capsys):

@@ -2,7 +2,7 @@
 import os
 
 from cifar10_lib import errors
-from classification_lib import data_sets, evaluate
+from classification_lib import data_sets, evaluate, trained
 
 import numpy as np
 import plain
@@ -21,9 +21,9 @@ FLAGS = flags.FLAGS
 def check_like_checkpoint(folder, checkpoint_dir):
     """Compares a SavedModel with the checkpoint, on five images."""
     pixels = np.stack([image for _, image in record_files.noise(5, seed=3)])
-    trained = evaluate.find(str(checkpoint_dir))
-    network = evaluate.Classifier(trained.recipe, len(trained.classes))
-    with network.restored(trained.checkpoint) as session:
+    found = trained.find(str(checkpoint_dir))
+    network = evaluate.Classifier(found.recipe, len(found.classes))
+    with network.restored(found.checkpoint) as session:
         logits, probabilities = session.run(
             [network.logits, network.probabilities], {network.pixels: pixels})
     with tf.Graph().as_default(), tf.Session() as session:
