@@ -157,12 +157,9 @@ def chosen_settings(earlier, seed, workers):
     `earlier` by name, or of the network's row.
     """
     names = [field.name for field in dataclasses.fields(run.Settings)]
-    given = {name: FLAGS[name].value for name in [*names, 'epochs']
-             if name in FLAGS and is_given(name)}
-    chosen = {name: FLAGS[name].value for name in names if name in FLAGS}
-    chosen |= {'seed': seed, **earlier, **given}
-    if 'use_fp16' in given or 'use_bf16' in given:  # One type takes the place of the other.
-        chosen |= {'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16}
+    values = {name: FLAGS[name].value for name in [*names, 'epochs'] if name in FLAGS}
+    given = given_settings(values)
+    chosen = {**values, 'seed': seed, **earlier, **given}
 
     recipe, its_data_set = recipes.find(chosen['net'])
     if 'dataset' in given and its_data_set not in (None, FLAGS.dataset):
@@ -177,7 +174,7 @@ def chosen_settings(earlier, seed, workers):
         chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
     else:
         chosen |= {**defaults_of_row(recipe, training.count(), workers, given), **given}
-    if chosen['max_steps'] is None or 'epochs' in given:
+    if chosen['max_steps'] is None:
         chosen['max_steps'] = max(1, round(
             chosen['epochs'] * training.count() / (chosen['batch_size'] * workers)))
     chosen |= {
@@ -186,6 +183,16 @@ def chosen_settings(earlier, seed, workers):
         'images_checksum': records.checksum(data_set, folder, chosen['validate_on']),
         'workers': workers}
     return run.Settings(**{name: chosen[name] for name in names}), training, validation
+
+
+def given_settings(values):
+    """Of these values of flags, those that the command line has, or that it replaces."""
+    given = {name: value for name, value in values.items() if is_given(name)}
+    if FLAGS.use_fp16 or FLAGS.use_bf16 or is_given('type_config'):  # One type, not both.
+        given |= {'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16}
+    if is_given('epochs'):
+        given['max_steps'] = None
+    return given
 
 
 def defaults_of_row(recipe, images, workers, given):
@@ -198,7 +205,7 @@ def defaults_of_row(recipe, images, workers, given):
     chosen = recipe.defaults(images, workers)
     if 'batch_size' in given:  # Its rate is for another one.
         chosen['learning_rate'] = usual['learning_rate']
-    if 'max_steps' in given:  # It replaces them.
+    if given.get('max_steps'):  # It replaces them.
         chosen['epochs'] = usual['epochs']
     special = [f'--{name}={value:.4g}' for name, value in chosen.items()
                if value != usual[name] and name not in given]

@@ -96,11 +96,17 @@ def _described(error):
     reason = errors.one_line(error) or type(error).__name__
     if isinstance(error, errors.UserError):
         return reason
-    if not isinstance(error, tf.errors.OpError):
-        frames = [each for each in traceback.extract_tb(error.__traceback__)
-                  if not _is_in_a_library(each)]
-        where = place(frames[-1:])  # What our library raises explains itself.
-        return f'{where.strip()}: {reason}' if where else reason
+    if isinstance(error, tf.errors.OpError):
+        where = _failed_operation(error)
+        return f'{where}: {reason}. CIFAR10_TRACEBACK=1 shows all' if where else reason
+    frames = [each for each in traceback.extract_tb(error.__traceback__)
+              if not _is_in_a_library(each)]
+    where = place(frames[-1:]).strip()  # What our library raises explains itself.
+    return f'{where}: {reason}' if where else reason
+
+
+def _failed_operation(error):
+    """'FILE:LINE (NAME)' of a failed operation, or what is known of it."""
     op, names = error.op, re.findall(r'\[\[(?:\{\{node )?([^]}]+)', error.message)
     if 'user-defined function' in error.message:  # Of `tf.data`: `names` ends with the iterator.
         op, names = None, names[::-1]
@@ -112,10 +118,8 @@ def _described(error):
                 with contextlib.suppress(KeyError, ValueError):  # It is within a function.
                     op = session.graph.get_operation_by_name(names[0])
     if op is not None:
-        return f'{place(op.traceback)}({op.name}): {reason}. CIFAR10_TRACEBACK=1 shows all'
-    if names:
-        return f'({names[0]}): {reason}. CIFAR10_TRACEBACK=1 shows all'
-    return reason
+        return f'{place(op.traceback)}({op.name})'
+    return f'({names[0]})' if names else ''
 
 
 def place(frames):
