@@ -421,13 +421,14 @@ def main():
     if FLAGS.device == 'gpu' and not tf.config.list_physical_devices('GPU'):
         raise errors.UserError('--device=gpu, but TensorFlow finds no GPU: use --device=auto, or '
                                 'TF_CPP_MIN_LOG_LEVEL=0 to see why')
-    if FLAGS.evaluate:
-        evaluate_run()
-        return
-    if FLAGS.best or FLAGS.per_class:
+    if (FLAGS.best or FLAGS.per_class) and not FLAGS.evaluate:
         raise errors.UserError('--best and --per_class are for --evaluate: add it')
+    number = 0
     with workers.joined(FLAGS.step_timeout, FLAGS.interface) as worker:
-        number = train(worker)
+        if not FLAGS.evaluate:
+            number = train(worker)
+        elif worker.is_chief:  # The others wait.
+            evaluate_run()
     if number:
         session.end_by(number)
 
