@@ -114,8 +114,8 @@ def train(worker):
     `worker` is this `workers.Worker`. Returns the number of the signal that ended the training, 0
     if none did. Raises `errors.UserError` if flags, images or the folder of the run do not fit.
     """
-    worker.compare({f'--{FLAGS[name].name}': FLAGS[name].value for name in FLAGS
-                    if FLAGS[name].name not in _OF_ONE_WORKER})  # Some names are short ones.
+    worker.compare({f'--{FLAGS[name].name}': FLAGS[name].value for name in FLAGS  # Also short ones.
+                    if FLAGS[name].name not in _OF_ONE_WORKER})
     stop = session.StopSignal()
     with contextlib.ExitStack() as stack:
         # What an earlier start of the run has left. Only worker 0 uses its folder.
@@ -138,7 +138,7 @@ def train(worker):
         graph = build_graph(worker, settings, first_step, not earlier, training, validation)
         log = best = run.Nothing()
         if worker.is_chief:
-            if opened.restart:  # Only now: a wrong flag has removed nothing.
+            if opened.restart:  # Not before: a wrong flag must not remove anything.
                 run.remove_files(opened.folder)
             log = run.Log(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
             best = run.Best(FLAGS.train_dir, settings)
@@ -170,7 +170,7 @@ def chosen_settings(earlier, seed, workers):
     training, validation = records.training_and_validation(
         data_set, folder, chosen['validate_on'])
 
-    if earlier:  # Later, a start has no effect.
+    if earlier:  # A run that has begun keeps its own.
         chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
     else:
         chosen |= {**defaults_of_row(recipe, training.count(), workers, given), **given}
@@ -267,7 +267,7 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
                               synchrony=worker.synchrony(settings.sync_bn))
     loss = recipe.loss(logits, labels)
     error = wrong(logits, labels) / settings.batch_size
-    # Of the network: the optimizer adds its own below.
+    # Those of the network. The optimizer adds its own below.
     variables = [each for each in tf.global_variables() if each is not global_step]
     starting = {}
     if worker.is_chief and is_new:  # All workers start with its values.

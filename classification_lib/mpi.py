@@ -38,7 +38,7 @@ class Meeting:
         `errors.UserError`."""
         self._interface = interface
         try:
-            from mpi4py import MPI, run  # It initialises MPI, so only here.
+            from mpi4py import MPI, run  # Here, because the import initialises MPI.
         except (ImportError, RuntimeError) as error:
             raise errors.UserError(
                 f'MPI started this process, but mpi4py cannot be imported ({error}): '
