@@ -59,7 +59,8 @@ class Meeting:
         with tf.Graph().as_default() as graph, tf.device('/job:worker/task:0/cpu:0'):
             # Each worker puts its value into one queue. Worker 0 puts the list of all into the
             # other one, once for each of the others, and waits until all have taken it: then it may
-            # end.
+            # end. The session is that of a worker's own server, which notices the loss of worker 0;
+            # one of worker 0's server would wait for it forever.
             values = tf.FIFOQueue(self.size, tf.string, [[]], shared_name=f'values {number}')
             lists = tf.FIFOQueue(self.size, tf.string, [[]], shared_name=f'lists {number}')
             texts = tf.placeholder(tf.string, [None])
