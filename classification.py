@@ -288,8 +288,10 @@ def build_graph(worker, settings, first_step, is_new, training_images, validatio
     # loss and the update have taken what they need from the graph's collections.
     known = {each.op.name: each for each in tf.global_variables()}
 
-    def average_or_variable(getter, name, **options):  # Some variables have no average.
-        return known.get(name + checkpoints.AVERAGE, known[name])
+    def average_or_variable(getter, name, **options):
+        if name + checkpoints.AVERAGE in known:
+            return known[name + checkpoints.AVERAGE]
+        return getter(name, **options)
 
     with tf.name_scope('validation'), tf.variable_scope(
             tf.get_variable_scope(), reuse=True, auxiliary_name_scope=False,

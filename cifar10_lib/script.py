@@ -94,7 +94,7 @@ def _described(error):
     """The message of an expected error on one line; also the place in the user's code that raised
     it or, of a failed operation, where it was added to the graph."""
     reason = errors.one_line(error) or type(error).__name__
-    if isinstance(error, errors.UserError):
+    if isinstance(error, (errors.UserError, flags.Error)):
         return reason
     if isinstance(error, tf.errors.OpError):
         where = _failed_operation(error)
