@@ -117,16 +117,6 @@ def graph(path: str) -> tf.MetaGraphDef:
     return found
 
 
-def refuse_pattern(folder: str) -> None:
-    """Raises `errors.UserError` if TensorFlow would take the name of a folder for a pattern.
-
-    Training there would remove checkpoints of other runs.
-    """
-    if not (set('*?[\\') - {os.sep}).isdisjoint(folder):
-        raise errors.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
-                               'pattern. Rename it, or choose another folder')
-
-
 def refuse_other_program(folder: str, command: str) -> None:
     """Raises `errors.UserError` if a folder holds a run of classification.py, which has a run.json.
 
@@ -144,7 +134,6 @@ def candidates(folder: str) -> list[str]:
     is looked for in this folder. If `folder` itself names a checkpoint, that is the only one.
     Raises `PermissionError` if the folder may not be read.
     """
-    refuse_pattern(folder)
     one = named(folder)
     if one:
         return [one]
@@ -165,7 +154,14 @@ def candidates(folder: str) -> list[str]:
 
 
 def named(path: str) -> str | None:
-    """The checkpoint that a path names, with or without the ending of one of its files, or None."""
+    """The checkpoint that a path names, with or without the ending of one of its files, or None.
+
+    Raises `errors.UserError` if TensorFlow would take the path for a pattern: training there would
+    remove checkpoints of other runs.
+    """
+    if not (set('*?[\\') - {os.sep}).isdisjoint(path):
+        raise errors.UserError(f'{path} contains one of * ? [ \\: TensorFlow would read it as a '
+                               'pattern. Rename it, or choose another folder')
     path = re.sub(r'\.(index|meta|data-\d{5}-of-\d{5})$', '', path)
     if os.path.isfile(path + '.index') or os.path.isfile(path):
         return os.path.join(os.path.dirname(path) or os.curdir, os.path.basename(path))

@@ -48,7 +48,6 @@ def opened(folder, restart=False):
     written.
     """
     folder = os.fspath(folder)
-    checkpoints.refuse_pattern(folder)
     if checkpoints.named(folder):
         raise errors.UserError(f'{folder} is a checkpoint; expected a folder: its run resumes in '
                                f'{os.path.dirname(folder) or os.curdir}')
