@@ -37,6 +37,7 @@ from cifar10_lib import checkpoints, errors, script, session
 from classification_lib import (
     data_sets,
     evaluate,
+    mpi,
     recipes,
     records,
     run,
@@ -145,7 +146,7 @@ def train(worker):
             run.write(FLAGS.train_dir, settings)  # Before the first checkpoint.
         make_steps(worker, settings, first_step, graph, stop, opened, log, best)
         number = max(worker.gather(stop.number))
-        if worker.is_chief and not number:
+        if worker.is_chief:
             run.write_parameters(FLAGS.train_dir, graph.network)
         return number
 
@@ -404,7 +405,7 @@ def evaluate_run():
             records.checksum(images.data_set, images.folder, 'held_out')):
         raise errors.UserError(f'{network.checkpoint.path} was not trained with '
                                f'--validate_on=held_out on the images in {images.folder}: restore '
-                               'them, or leave it out')
+                               'those images, or leave out --validate_on=held_out')
     counts = evaluate.confusion(network, images, FLAGS.batch_size)
     print(f'Evaluated {network.checkpoint.path} on {counts.sum()} images of '
           f'{images.data_set.name} ({FLAGS.validate_on}).')
@@ -413,18 +414,29 @@ def evaluate_run():
         print('\n'.join(evaluate.per_class(counts, network.classes)))
 
 
-def main():
-    if is_given('type_config'):
-        FLAGS.use_fp16 = FLAGS.type_config != 'float'
-    if FLAGS.device_id is not None:  # Before TensorFlow looks for GPUs.
+def choose_devices():
+    """Hides GPUs from TensorFlow as --device and --device_id say, before it looks for them.
+
+    Raises `errors.UserError` if there isn't one and must be.
+    """
+    if FLAGS.device_id is not None:
         os.environ['CUDA_VISIBLE_DEVICES'] = FLAGS.device_id
     if FLAGS.device == 'cpu':
         os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
     if FLAGS.device == 'gpu' and not tf.config.list_physical_devices('GPU'):
         raise errors.UserError('--device=gpu, but TensorFlow finds no GPU: use --device=auto, or '
                                 'TF_CPP_MIN_LOG_LEVEL=0 to see why')
+
+
+def main():
+    if is_given('type_config'):
+        FLAGS.use_fp16 = FLAGS.type_config != 'float'
+    choose_devices()
     if (FLAGS.best or FLAGS.per_class) and not FLAGS.evaluate:
         raise errors.UserError('--best and --per_class are for --evaluate: add it')
+    if FLAGS.evaluate and not mpi.is_launcher():
+        evaluate_run()
+        return
     number = 0
     with workers.joined(FLAGS.step_timeout, FLAGS.interface) as worker:
         if not FLAGS.evaluate:

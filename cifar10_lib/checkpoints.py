@@ -132,10 +132,10 @@ def candidates(folder: str) -> list[str]:
 
     That file may hold paths of another machine. So only the file name is used, and the checkpoint
     is looked for in this folder. If `folder` itself names a checkpoint, that is the only one.
-    Raises `PermissionError` if the folder may not be read.
+    Raises `PermissionError` if the folder may not be read, and `errors.UserError` as `named`.
     """
     one = named(folder)
-    if one:
+    if one and not os.path.isdir(folder):
         return [one]
     try:
         entries = os.listdir(folder)

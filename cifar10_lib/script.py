@@ -141,7 +141,7 @@ def _is_in_a_library(frame):
     # After `pip install .`, the project is in a folder of packages.
     if os.path.dirname(path) in (*packages, _OWN_FOLDER):
         return False
-    return frame.filename.startswith('<') or path.startswith(libraries)  # '<frozen os>'.
+    return frame.filename.startswith('<frozen ') or path.startswith(libraries)
 
 
 def _show_help():

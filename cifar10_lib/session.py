@@ -48,7 +48,7 @@ def opened(folder, restart=False):
     written.
     """
     folder = os.fspath(folder)
-    if checkpoints.named(folder):
+    if checkpoints.named(folder) and not os.path.exists(folder):
         raise errors.UserError(f'{folder} is a checkpoint; expected a folder: its run resumes in '
                                f'{os.path.dirname(folder) or os.curdir}')
     with files.explain_full_disk(folder):

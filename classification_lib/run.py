@@ -119,7 +119,7 @@ def read(folder: str) -> dict[str, Any] | None:
     except ValueError as error:
         raise errors.UserError(f'{path} is not what a run wrote ({error}): restore it, or choose '
                                'another folder') from error
-    return content
+    return content | content.pop('settings', {})  # Version 1 had two levels.
 
 
 def earlier(opened: session.Run) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def earlier(opened: session.Run) -> dict[str, Any]:
     if found is None:
         raise errors.UserError(f"{folder} holds a run of the tutorial's programs ({FILE} is "
                                f'missing): {ADVICE}')
-    if 'seed' not in found:
+    if 'warmup_epoch' not in found:
         raise errors.UserError(f'{folder} holds a run of version 1, which cannot continue: give it '
                                'as --initial_checkpoint to a run in another --train_dir')
     return found

@@ -116,6 +116,8 @@ def _tutorial_set(row, network):
     """
     folder = _tutorial_folder(network.checkpoint, given_data_dir())
     if not os.path.isdir(folder):
+        folder = os.path.join(cifar10.FLAGS.data_dir, row.folder)
+    if not os.path.isdir(folder):
         return row  # To be downloaded.
     training, test = (cifar10_input.record_files(eval_data, folder) for eval_data in (False, True))
     classes = row.classes

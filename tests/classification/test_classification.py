@@ -126,11 +126,11 @@ def test_held_out_images(capsys, half_bright):
     ran(evaluate=True, validate_on='held_out')
     assert 'on 8 images of cifar10 (held_out).' in capsys.readouterr().out
     ran(max_steps=1, train_dir='all')
-    with pytest.raises(errors.UserError, match='was not trained with --validate_on=held_out'):
+    with pytest.raises(errors.UserError, match='^all/.* was not trained with --validate_on=held'):
         ran(evaluate=True, validate_on='held_out', train_dir='all')
     images = half_bright / 'data_batch_1.bin'
     images.write_bytes(images.read_bytes()[:-1] + b'\xff')
-    with pytest.raises(errors.UserError, match='was not trained with .* on the images in .*: rest'):
+    with pytest.raises(errors.UserError, match='^run/.* on the images in .*: restore those'):
         ran(evaluate=True, validate_on='held_out')
     ran(evaluate=True)  # The test images are the same.
 

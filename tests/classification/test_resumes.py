@@ -141,17 +141,19 @@ def test_another_type_in_a_run_that_resumes():
 
 
 def test_a_run_of_version_1(capsys):
-    """Its run.json had two levels, and no warm-up. It is evaluated, but cannot continue."""
-    folder = ran(max_steps=2)
+    """Its run.json had two levels, and no warm-up. It is evaluated, on its own images, but cannot
+    continue."""
+    own_images()
+    folder = ran(max_steps=2, dataset='.')
     found = run.read(str(folder))
     (folder / 'run.json').write_text(json.dumps({
-        **{name: found[name] for name in ('net', 'dataset', 'classes')},
-        'settings': {'dataset': 'cifar10', 'learning_rate': None, 'images_checksum': 'other'}}))
+        'net': found['net'], 'classes': found['classes'], 'dataset': 'halves',
+        'settings': {'dataset': os.getcwd(), 'learning_rate': None, 'seed': 1}}))
     started(evaluate=True)
-    assert 'precision @ 1 = ' in capsys.readouterr().out
+    assert ' on 60 images of halves (test).' in capsys.readouterr().out
     with pytest.raises(errors.UserError, match='a run of version 1, which cannot continue'):
         started(max_steps=3)
-    ran(max_steps=1, train_dir='new', initial_checkpoint='run')
+    ran(max_steps=1, train_dir='new', initial_checkpoint='run', dataset='.')
     assert 'Starting with run/model.ckpt-2; new: none.' in capsys.readouterr().out
 
 

@@ -198,6 +198,9 @@ def test_a_checkpoint_in_place_of_a_folder(tmp_path):
     counting.train(tmp_path, 2)
     with pytest.raises(errors.UserError, match=f'model.ckpt-2 is a checkpoint; .* in {tmp_path}$'):
         counting.train(tmp_path / 'model.ckpt-2', 4)
+    (tmp_path / 'file').touch()
+    with pytest.raises(FileExistsError):
+        counting.train(tmp_path / 'file', 4)
 
 
 def test_two_trainers_in_one_folder(tmp_path):
