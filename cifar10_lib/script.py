@@ -115,8 +115,9 @@ def _failed_operation(error):
         for frame, _ in traceback.walk_tb(error.__traceback__):
             session = frame.f_locals.get('self')
             if isinstance(session, tf.Session):
-                with contextlib.suppress(KeyError, ValueError):  # It is within a function.
-                    op = session.graph.get_operation_by_name(names[0])
+                for name in reversed(names):  # The first one that is not within a function.
+                    with contextlib.suppress(KeyError, ValueError):
+                        op = session.graph.get_operation_by_name(name)
     if op is not None:
         return f'{place(op.traceback)}({op.name})'
     return f'({names[0]})' if names else ''
