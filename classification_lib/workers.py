@@ -65,6 +65,7 @@ class Worker:
         self.rank, self.size = meeting.rank, meeting.size
         # Arguments of a session; alone, a worker needs no server.
         self.session_options = {'config': tf.ConfigProto(allow_soft_placement=True)}
+        self._server: tf.train.Server | None = None
         self._on_gpu = False
         self._numbers = itertools.count()  # Of the vectors that are averaged.
 
@@ -75,9 +76,9 @@ class Worker:
     def meet(self) -> None:
         """Starts the server of this worker, and waits until all can be reached."""
         with self._meeting.addresses() as addresses:
-            server, config, has_own_gpu = _start_server(addresses, self.rank)
-        self._meeting.use(server)
-        self.session_options = {'master': server.target, 'config': config}
+            self._server, config, has_own_gpu = _start_server(addresses, self.rank)
+        self._meeting.use(self._server)
+        self.session_options = {'master': self._server.target, 'config': config}
         end = time.monotonic() + self._meeting.patience
         while True:  # TensorFlow would wait forever, and name none.
             try:
